@@ -16,7 +16,9 @@
 //
 // A name may be of several processes of a server, one after the other, and messages of an earlier one may
 // arrive late. What a process says of a lease counts for the lease that was placed on that process; that
-// those before it have ended shows with its first beat, which it sends when its join has been answered.
+// those before it have ended shows with its first beat, which it sends when its join has been answered. It
+// may go on with leases that one before it had, whose workers have lived on: by its word in that join, and if
+// it has the placement that the pool knows. Then they are placed on it.
 //
 // The store comes first: what gives a right (a grant, a device that is free again) happens when the store has
 // accepted it. What takes one away happens at once, and its write is repeated until the store accepts it.
@@ -61,8 +63,9 @@ class Pool {
   // --- servers: called for a connection that lives until left()
   // Throws std::invalid_argument with a text for the server's operator. reports: one a device, or none at
   // all.
-  void join(const Principal& who, const Server& facts, const std::vector<DeviceReport>& reports,
-            uint64_t now);
+  // readopted: leases of its earlier lives with which it goes on, and the epochs of their placements.
+  void join(const Principal& who, const Server& facts, const std::vector<DeviceReport>& reports, uint64_t now,
+            const std::map<Id, uint64_t>& readopted = {});
   // False: join first.
   bool beat(const std::string& name, const Id& incarnation, const std::vector<Id>& leases,
             const std::vector<std::string>& problems, uint32_t warmWorkers, uint64_t now,
@@ -241,6 +244,7 @@ class Pool {
 
   // pool_servers.cpp
   void settle(ServerRecord& server, uint64_t now);
+  bool goesOn(const ServerRecord& server, LeaseRecord& record);
   void claimDevices(ServerRecord& server, uint64_t now);
   std::string whoseElse(const std::string& uuid, const ServerRecord& server) const;
   bool holdsOn(const ServerRecord& server, const std::string& uuid, const ServerRecord& asks) const;

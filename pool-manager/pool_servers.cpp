@@ -92,7 +92,7 @@ AuditEntry cordonEntry(AuditEvent event, const std::string& server, const std::s
 }  // namespace
 
 void Pool::join(const Principal& who, const Server& facts, const std::vector<DeviceReport>& reports,
-                uint64_t now) {
+                uint64_t now, const std::map<Id, uint64_t>& readopted) {
   latestMs_ = now;
   if (!who.mayServe()) throw std::invalid_argument(refusalOf(who, Operation::serve));
   checkServer(facts, reports);
@@ -116,6 +116,7 @@ void Pool::join(const Principal& who, const Server& facts, const std::vector<Dev
   inventory_.touch(facts.name);
   server.suspect.clear();
   server.running.clear();
+  server.readopted = readopted;
   for (size_t i = 0; i < reports.size(); ++i) {
     epoch_ = std::max(epoch_, reports[i].highestEpoch);
     for (const Id& id : reports[i].running) server.running[id].insert(i);
@@ -134,7 +135,7 @@ void Pool::settle(ServerRecord& server, uint64_t now) {
   for (const Id& id : std::set<Id>(leases_.on(server.facts.name))) {
     LeaseRecord& record = leases_.at(id);
     const Placement* there = record.on(server.facts.name);
-    if (there->server.incarnation != server.facts.incarnation) {
+    if (there->server.incarnation != server.facts.incarnation && !goesOn(server, record)) {
       if (server.running.contains(id) && there->server.bootId == server.facts.bootId)
         outlive(record, server.facts.name, restarted, now);
       else
@@ -144,6 +145,27 @@ void Pool::settle(ServerRecord& server, uint64_t now) {
   }
   server.strangers = std::exchange(server.running, {});
   for (const Id& id : lost) vacate(id, server.facts.name, restarted, now);
+}
+
+// The process has what one before it had of the lease: then it is as if that one had gone on, and had lost
+// its connection: if it has been told since it joined that the lease is to end, it is heard about that. It
+// has to be that very placement: the store may be older than the lease is.
+bool Pool::goesOn(const ServerRecord& server, LeaseRecord& record) {
+  const Server& facts = server.facts;
+  const auto said = server.readopted.find(record.id);
+  if (said == server.readopted.end()) return false;
+  const bool known =
+      std::any_of(record.placements.begin(), record.placements.end(), [&](const Placement& one) {
+        return one.server.name == facts.name && one.server.bootId == facts.bootId && !one.gone &&
+               one.epoch == said->second;
+      });
+  if (!known) return false;
+  for (Placement& one : record.placements)
+    if (one.server.name == facts.name) one.server = facts;
+  GPUPOOL_INFO("lease %s goes on at server %s, which was started again", record.id.text().c_str(),
+               facts.name.c_str());
+  if (record.runs()) storePlacements(record);
+  return true;
 }
 
 // One UUID is one device. It stays with the server that offered it first while that one is connected, or
@@ -273,7 +295,8 @@ void Pool::compareLeases(ServerRecord& server, const std::set<Id>& reported,
   const std::string& name = server.facts.name;
   for (const Id& id : reported) {
     const auto lease = leases_.find(id);
-    if (lease != leases_.end() && lease->second.on(name) != nullptr) continue;
+    const Placement* there = lease == leases_.end() ? nullptr : lease->second.on(name);
+    if (there != nullptr && there->server.incarnation == server.facts.incarnation) continue;
     if (server.strangers.try_emplace(id).second)
       GPUPOOL_WARNING("server %s holds a lease that this manager does not know; revoking it", name.c_str());
   }

@@ -29,6 +29,7 @@ struct ServerRecord {
   std::map<Id, std::set<size_t>> strangers;
   // What it said when it joined, until its first beat: leases of its earlier lives that still run, and where.
   std::map<Id, std::set<size_t>> running;
+  std::map<Id, uint64_t> readopted;     // as it joined with
   std::vector<std::string> duplicates;  // by device: the device of another server that it is; empty: none
 };
 

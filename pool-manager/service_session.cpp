@@ -61,9 +61,12 @@ kj::Promise<void> Service::Session::join(JoinContext context) {
   demand(Operation::serve);
   const auto params = context.getParams();
   const pool::Server facts = read(params.getInfo());
+  KJ_REQUIRE(params.getReadopted().size() <= kMaxListed);
   guarded([&] {
     auto fabric = read(params.getInfo().getFabric(), facts.devices.size());
-    service().pool_.join(principal(), facts, read(params.getReports()), service().clock_.now());
+    std::map<Id, uint64_t> readopted;
+    for (auto one : params.getReadopted()) readopted[read(one.getId())] = one.getDeviceEpoch();
+    service().pool_.join(principal(), facts, read(params.getReports()), service().clock_.now(), readopted);
     service().pool_.setFabric(facts.name, std::move(fabric));
   });
   service().controls_.erase(facts.name);

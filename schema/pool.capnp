@@ -112,6 +112,12 @@ struct HeldLease {
   server @2 :Text;            # that has written it
 }
 
+# A lease with which a server goes on that was started again: its workers have lived on, and it has the same devices.
+struct ReadoptedLease {
+  id @0 :Id128;
+  deviceEpoch @1 :UInt64;     # of the placement that it has there
+}
+
 # Where a lease of an overcommitted server is.
 struct LeaseTurn {
   id @0 :Id128;
@@ -156,8 +162,10 @@ struct LeaseHindrances {
 
 interface Manager {
   # Servers.
-  # reports: one of each of info.devices, in that order.
-  join @0 (info :ServerInfo, control :ServerControl, reports :List(DeviceReport)) -> (beatMs :UInt32);
+  # reports: one of each of info.devices, in that order. readopted: leases that an earlier life of this server had, and
+  # with which this one goes on (docs/design.md).
+  join @0 (info :ServerInfo, control :ServerControl, reports :List(DeviceReport), readopted :List(ReadoptedLease)) ->
+      (beatMs :UInt32);
   # activeLeases: every lease the server would admit a session for (granted and not revoked), with or without sessions.
   # suspended: those of them whose sessions are suspended. Not one that is being resumed: its memory is coming back.
   # turns: of every lease on an overcommitted server that is not suspended by order.

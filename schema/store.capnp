@@ -7,6 +7,7 @@ using import "inventory.capnp".LeasedDevice;
 using import "inventory.capnp".ServerInfo;
 using import "inventory.capnp".WorkerVersion;
 using import "pool.capnp".HeldLease;
+using import "pool.capnp".Lease;
 using import "pool.capnp".Policy;
 using import "pool.capnp".TurnTerms;
 $Cxx.namespace("gpupool::schema");
@@ -17,6 +18,8 @@ struct StoredServer @0x84f043d4673169a0 {
   devices @1 :List(StoredDevice);
   workers @2 :List(StoredWorker);
   holds @3 :List(NotedHold);
+  leases @4 :List(Lease);     # that the next life is to go on with, with their keys
+  workerInterface @5 :UInt32; # server/worker_interface.h: sessions of workers of another one end
 }
 # A lease that was to be held in files, which may or may not be whole.
 struct NotedHold @0xe30032d34b1ac4b0 {
@@ -32,6 +35,17 @@ struct StoredWorker @0xc4c43febefab02c3 {
   startTicks @1 :UInt64;      # when it was started, as /proc says: numbers are used again
   lease @2 :Id128;
   devices @3 :List(Data);     # their uuids
+  session @4 :StoredSession;  # null: it ends with the server
+}
+# What the next life must know of a session that it is to go on with, and does not take the worker's word for.
+struct StoredSession @0xc3be03a9e1f2d7a4 {
+  id @0 :Id128;
+  epoch @1 :UInt64;
+  deviceEpoch @2 :UInt64;     # of the lease's placement where it is
+  clientPid @3 :UInt32;
+  command @4 :Text;
+  transport @5 :Text;
+  rowsHash @6 :UInt64;
 }
 
 # One lease in the manager's store (key "lease/<id>"). Not the wire's Lease: it may lie on more than one server. What a

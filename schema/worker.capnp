@@ -23,7 +23,14 @@ struct WorkerOrder @0x9418d1760ef692e1 {   # server -> worker
     kept @8 :KeptCheckpoint;          # of a protected session: the server keeps a whole checkpoint of that moment
     share @9 :ShareAnswer;            # the descriptor of what was opened comes with it
     gone @10 :UInt64;                 # the session of that number, which shared events with this one, has ended
+    readopt @11 :ReadoptOrder;        # over the worker's door, and only there
   }
+}
+# The server's next life is here, and asks the worker to go on under it. With it comes one end of a new socket pair, which
+# takes the place of descriptor 3. The worker's first report over it is `readopted`.
+struct ReadoptOrder @0xa8b51d7ef4a6d2c3 {
+  session @0 :Id128;                  # as the server's earlier life noted them: a worker that has another session, or this one
+  epoch @1 :UInt64;                   # in another life, does not answer
 }
 # Moves the session to another worker. Both have an end of a socket pair (SOCK_STREAM, the state socket) over which the
 # old one sends what the session is, and the new one says whether it has rebuilt it. Old and new worker answer the
@@ -63,6 +70,8 @@ enum Descriptor @0x8d376f494dca4ca0 {
   moduleCache @1;                     # the tenant's folder; absent: no cache
   deviceLock @2;                      # of a device of the lease: held until the worker's process has ended
   state @3;                           # the state socket (MoveOrder); with WorkerStart.rebuild, and only there
+  door @4;                            # a datagram socket on which the worker only receives: if the server dies, its next life
+                                      # sends a ReadoptOrder here. Absent: the session ends with the server
 }
 struct WorkerStart @0xe5804cfc0cb407f8 {
   session @0 :Id128;
@@ -81,6 +90,7 @@ struct WorkerStart @0xe5804cfc0cb407f8 {
   protected @12 :Bool;              # checkpoints of the session will be made, in pages
   holderKeeps @13 :Bool;            # likewise TurnTerms.holderKeeps: when the server dies, the worker ends without a word, for
                                     # the session goes on elsewhere
+  awayMs @14 :UInt32;               # with a door: so long the session goes on without a server
 }
 struct WorkerReport @0xaa8316a7c95c5092 {
   driver @4 :Text;                  # the library that was loaded: later workers are told to load the same
@@ -103,7 +113,13 @@ struct WorkerReport @0xaa8316a7c95c5092 {
     log @15 :LogReport;             # when it changes: what a protected session's client has kept of its calls
     share @16 :ShareReport;
     counts @17 :SessionCounts;        # once a second, when they have changed; and before the end
+    readopted @18 :ReadoptReport;     # the client's socket comes with it, and then the lock of each device that has one
   }
+}
+# The answer to ReadoptOrder. What the worker has told of the session besides it tells again.
+struct ReadoptReport @0xd4a4c2c9b07a1f35 {
+  taken @0 :List(UInt64);           # by device of WorkerStart.devices: what it has of the lease's memory
+  counts @1 :SessionCounts;         # up to now: what the earlier life has heard of, or was to hear
 }
 struct SessionCounts @0xb1c63f7a90d2e845 {              # of this worker alone, from the session's start or arrival
   calls @0 :UInt64;                 # frames that were admitted

@@ -34,7 +34,11 @@ constexpr const char* kUsage =
     "usage: gpupool-server [OPTION...]\n"
     "Offers this machine's GPUs to a pool, and starts a worker process for each session.\n"
     "After SIGTERM or SIGINT it leaves the pool. Its sessions end; those of protected programs (gpupool run\n"
-    "--protect) go on at another server. After SIGHUP it looks at the folder --workers again.\n\n";
+    "--protect) go on at another server. After SIGUSR2, as after its death, sessions go on for a while, and "
+    "the\n"
+    "next gpupool-server with the same state folder goes on with them (--restart-time). After SIGHUP it "
+    "looks\n"
+    "at the folder --workers again.\n\n";
 constexpr const char* kConfig = "/etc/gpupool/server.yaml";
 
 // Of files that are named; a GPU is not asked for, and no manager.
@@ -105,20 +109,34 @@ int serve(ServerOptions options) {
   kj::UnixEventPort::captureSignal(SIGTERM);
   kj::UnixEventPort::captureSignal(SIGINT);
   kj::UnixEventPort::captureSignal(SIGHUP);
+  kj::UnixEventPort::captureSignal(SIGUSR2);
   gpupool::raiseDescriptorLimit();
   // For the workers: software GPUs of two servers are two devices.
   setenv("GPUPOOL_SOFT_IDENTITY", options.identity().c_str(), 0);
   auto io = kj::setupAsyncIo();
   gpupool::server::WorkerParent& parent = spawner ? *spawner : gpupool::server::ownChildren();
   gpupool::server::Front front(io, std::move(options), parent, std::move(walls));
+  auto left = io.unixEventPort.onSignal(SIGUSR2).then([&front](siginfo_t&&) {
+    GPUPOOL_INFO("this process ends, and leaves its sessions to the next one");
+    front.leaveRunning();
+    _exit(0);  // without its destructors, which end them
+  });
   auto signalled = io.unixEventPort.onSignal(SIGTERM).exclusiveJoin(io.unixEventPort.onSignal(SIGINT));
   // Failing to start ends the process, and the end of the spawner; having started, only a signal does.
   auto started = front.start().then([]() -> kj::Promise<void> { return kj::NEVER_DONE; });
   if (spawner) started = started.exclusiveJoin(spawner->ended(io.unixEventPort));
-  signalled.ignoreResult()
-      .exclusiveJoin(kj::mv(started))
-      .exclusiveJoin(onEachHangup(io.unixEventPort, front))
-      .wait(io.waitScope);
+  try {
+    signalled.ignoreResult()
+        .exclusiveJoin(kj::mv(started))
+        .exclusiveJoin(kj::mv(left))
+        .exclusiveJoin(onEachHangup(io.unixEventPort, front))
+        .wait(io.waitScope);
+  } catch (const kj::Exception& error) {
+    if (!front.started()) throw;
+    std::fprintf(stderr, "gpupool-server: %s\n", gpupool::schema::plainText(error).c_str());
+    front.leaveRunning();
+    _exit(1);
+  }
   front.stop().wait(io.waitScope);
   return 0;
 }

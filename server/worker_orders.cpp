@@ -52,6 +52,7 @@ SessionStart parseStart(schema::WorkerStart::Reader start, const std::vector<int
     if (kind == schema::Descriptor::MODULE_CACHE) session.moduleCache = descriptors[i];
     if (kind == schema::Descriptor::DEVICE_LOCK) session.deviceLocks.push_back(descriptors[i]);
     if (kind == schema::Descriptor::STATE) session.state = descriptors[i];
+    if (kind == schema::Descriptor::DOOR) session.door = descriptors[i];
   }
   session.rebuild = start.getRebuild();
   session.stream = start.getStream();
@@ -72,6 +73,7 @@ SessionStart parseStart(schema::WorkerStart::Reader start, const std::vector<int
   session.moduleCacheBytes = start.getModuleCacheBytes();
   session.clientPid = start.getClientPid();
   session.reportActivity = start.getReportActivity();
+  session.away = std::chrono::milliseconds(start.getAwayMs());
   return session;
 }
 
@@ -92,7 +94,7 @@ ShareAnswer readShare(schema::ShareAnswer::Reader from) {
 }  // namespace
 
 std::optional<SessionStart> WorkerProcess::waitForSession() {
-  const Datagram datagram = receive(descriptor_);
+  const Datagram datagram = receive(control()->socket);
   if (datagram.bytes == 0 || (datagram.bytes < 0 && errno == ECONNRESET)) return std::nullopt;
   try {
     if (datagram.bytes < 0 || datagram.bytes % sizeof(capnp::word) != 0)
@@ -107,6 +109,13 @@ std::optional<SessionStart> WorkerProcess::waitForSession() {
     if (order.getStart().getDevices().size() == 0) throw std::runtime_error("no devices");
     auto session = parseStart(order.getStart(), datagram.descriptors);
     makeBlocking(session.rebuild ? session.state : session.socket);
+    session_ = session.session;
+    epoch_ = session.epoch;
+    devices_ = session.devices.size();
+    deviceLocks_ = session.deviceLocks;
+    door_ = session.away.count() > 0 ? session.door : -1;
+    awayBound_ = session.away;
+    if (door_ >= 0 && session.socket >= 0) clientKept_ = fcntl(session.socket, F_DUPFD_CLOEXEC, 0);
     return session;
   } catch (const kj::Exception& error) {
     datagram.closeDescriptors();
@@ -129,6 +138,7 @@ void WorkerProcess::takeClient(std::vector<int>& descriptors) {
   std::lock_guard lock(memoryMutex_);
   if (descriptors.size() != 1 || std::exchange(clientCame_, true)) return;
   client_ = descriptors[0];
+  if (door_ >= 0) clientKept_ = fcntl(client_, F_DUPFD_CLOEXEC, 0);
   descriptors.clear();
   makeBlocking(client_);
   answered_.notify_all();
@@ -224,7 +234,9 @@ std::string WorkerProcess::carryOut(const Order& given) {
 }
 
 std::string WorkerProcess::obey() {
-  Datagram datagram = receive(descriptor_);
+  Datagram datagram = receive(control()->socket);
+  // It has died with reports unread. What it ordered before comes next, and then the end.
+  if (datagram.bytes < 0 && errno == ECONNRESET) return "";
   std::string why = datagram.bytes <= 0 ? kServerDiedText : kNonsenseText;
   if (datagram.bytes > 0) {
     try {

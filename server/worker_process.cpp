@@ -50,16 +50,26 @@ bool isControlSocket(int descriptor) {
   return getsockopt(descriptor, SOL_SOCKET, SO_TYPE, &type, &bytes) == 0 && type == SOCK_SEQPACKET;
 }
 
-WorkerProcess::WorkerProcess(int descriptor, uint64_t rowsHash)
-    : descriptor_(descriptor), rowsHash_(rowsHash) {
-  if (!isControlSocket(descriptor_))
-    throw std::runtime_error("descriptor " + std::to_string(descriptor) +
-                             " is not the server's socket: gpupool-worker is started by gpupool-server");
-  fcntl(descriptor_, F_SETFD, FD_CLOEXEC);
-  fcntl(descriptor_, F_SETFL, fcntl(descriptor_, F_GETFL) & ~O_NONBLOCK);
+WorkerProcess::Control::Control(int from) : socket(from) {
+  fcntl(socket, F_SETFD, FD_CLOEXEC);
+  fcntl(socket, F_SETFL, fcntl(socket, F_GETFL) & ~O_NONBLOCK);
   // A server that is stopped reads nothing: no report waits for it longer than a request for memory does.
   const timeval bound{kMemoryBound.count(), 0};
-  setsockopt(descriptor_, SOL_SOCKET, SO_SNDTIMEO, &bound, sizeof bound);
+  setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &bound, sizeof bound);
+}
+
+WorkerProcess::Control::~Control() { close(socket); }
+
+WorkerProcess::WorkerProcess(int descriptor, uint64_t rowsHash) : rowsHash_(rowsHash) {
+  if (!isControlSocket(descriptor))
+    throw std::runtime_error("descriptor " + std::to_string(descriptor) +
+                             " is not the server's socket: gpupool-worker is started by gpupool-server");
+  control_ = std::make_shared<const Control>(descriptor);
+}
+
+std::shared_ptr<const WorkerProcess::Control> WorkerProcess::control() const {
+  std::lock_guard lock(controlMutex_);
+  return control_;
 }
 
 WorkerProcess::~WorkerProcess() {
@@ -75,17 +85,22 @@ WorkerProcess::~WorkerProcess() {
   if (done_ >= 0) close(done_);
   if (news_ >= 0) close(news_);
   if (client_ >= 0) close(client_);
-  close(descriptor_);
+  if (clientKept_ >= 0) close(clientKept_);
 }
 
 // One report of this worker; `fill` says what.
 template <class Fill>
-bool WorkerProcess::report(Fill&& fill, int flags) {
+bool WorkerProcess::report(Fill&& fill, int flags) const {
+  return report(*control(), fill, flags);
+}
+
+template <class Fill>
+bool WorkerProcess::report(const Control& server, Fill&& fill, int flags) const {
   capnp::MallocMessageBuilder message;
   auto report = message.initRoot<schema::WorkerReport>();
   report.setRowsHash(rowsHash_);
   fill(report);
-  return sendReport(descriptor_, message, flags);
+  return sendReport(server.socket, message, flags);
 }
 
 bool WorkerProcess::reportReady(const std::string& driverPath, std::span<const std::string> walls) {
@@ -113,6 +128,10 @@ bool WorkerProcess::reportEnded(const std::string& text) {
 }
 
 bool WorkerProcess::reportLost(uint32_t ordinal, const std::string& error) {
+  {
+    std::lock_guard lock(saidMutex_);
+    saidLost_[ordinal] = error;
+  }
   return report([&](auto& to) {
     auto lost = to.initLost();
     lost.setOrdinal(ordinal);
@@ -154,15 +173,27 @@ bool WorkerProcess::reportActivity(Activity activity) {
   static_assert(static_cast<int>(schema::Activity::BUSY) == static_cast<int>(Activity::busy) &&
                 static_cast<int>(schema::Activity::QUIET) == static_cast<int>(Activity::quiet) &&
                 static_cast<int>(schema::Activity::WAITING) == static_cast<int>(Activity::waiting));
+  {
+    std::lock_guard lock(saidMutex_);
+    saidActivity_ = activity;
+  }
   return report([&](auto& to) { to.setActivity(static_cast<schema::Activity>(activity)); });
 }
 
 bool WorkerProcess::reportHindrances(std::span<const std::string> reasons) {
+  {
+    std::lock_guard lock(saidMutex_);
+    saidHindrances_.assign(reasons.begin(), reasons.end());
+  }
   return report(
       [&](auto& to) { schema::write(reasons, to.initHindrances(static_cast<unsigned>(reasons.size()))); });
 }
 
 bool WorkerProcess::reportLog(const ClientLog& log) {
+  {
+    std::lock_guard lock(saidMutex_);
+    saidLog_ = log;
+  }
   return report([&](auto& to) {
     auto said = to.initLog();
     said.setFrameBytes(log.frameBytes);
@@ -173,7 +204,7 @@ bool WorkerProcess::reportLog(const ClientLog& log) {
 }
 
 bool WorkerProcess::reportCounts(const SessionCounts& counts) {
-  return report(
+  const bool told = report(
       [&](auto& to) {
         auto said = to.initCounts();
         said.setCalls(counts.calls);
@@ -182,40 +213,65 @@ bool WorkerProcess::reportCounts(const SessionCounts& counts) {
         said.setFromDeviceBytes(counts.fromDeviceBytes);
       },
       MSG_DONTWAIT);
+  std::lock_guard lock(saidMutex_);
+  if (told) saidCounts_ = counts;
+  return told;
+}
+
+// A server that is away comes back within awayBound_, or the session ends: that wait is the watcher's to end.
+void WorkerProcess::awaitServer(std::unique_lock<std::mutex>& lock, uint64_t generation,
+                                const std::function<bool()>& heard) {
+  auto bound = std::chrono::steady_clock::now() + kMemoryBound;
+  while (!heard() && generation_ == generation && !stopping()) {
+    if (answered_.wait_until(lock, bound) == std::cv_status::no_timeout) continue;
+    if (!away_) return;
+    bound += kMemoryBound;
+  }
 }
 
 MemoryAnswer WorkerProcess::takeMemory(uint32_t place, uint64_t bytes) {
   std::unique_lock lock(memoryMutex_);
-  const uint64_t ticket = nextTicket_++;
-  const uint64_t owed = std::exchange(owed_[place], 0);
-  Asked& asked = asked_[ticket];
-  asked = {place, bytes};
-  lock.unlock();
-  const bool sent = report([&](auto& to) {
-    auto request = to.initMemory();
-    request.setTicket(ticket);
-    request.setPlace(place);
-    request.setTake(bytes);
-    request.setGive(owed);
-  });
-  lock.lock();
-  if (!sent) owed_[place] += owed;
-  const auto bound = std::chrono::steady_clock::now() + kMemoryBound;
-  if (sent) answered_.wait_until(lock, bound, [&] { return asked.answer.has_value() || stopping(); });
-  // The refusal is the session's end: its client first hears why.
-  if (!asked.answer) answered_.wait_until(lock, bound, [&] { return asked.answer.has_value() || told_; });
-  if (asked.answer) {
-    MemoryAnswer answer = std::move(*asked.answer);
-    asked_.erase(ticket);
-    return answer;
+  for (;;) {
+    const uint64_t ticket = nextTicket_++, generation = generation_;
+    const uint64_t owed = std::exchange(owed_[place], 0);
+    Asked& asked = asked_[ticket];
+    asked = {place, bytes};
+    const auto server = control();
+    lock.unlock();
+    const bool sent = report(*server, [&](auto& to) {
+      auto request = to.initMemory();
+      request.setTicket(ticket);
+      request.setPlace(place);
+      request.setTake(bytes);
+      request.setGive(owed);
+    });
+    lock.lock();
+    if (!sent && generation_ == generation) owed_[place] += owed;
+    const auto heard = [&] { return asked.answer.has_value(); };
+    awaitServer(lock, generation, heard);
+    if (!heard() && generation_ != generation) {  // the server that was asked is no more
+      asked_.erase(ticket);
+      continue;
+    }
+    // The refusal is the session's end: its client first hears why.
+    if (!heard())
+      answered_.wait_until(lock, std::chrono::steady_clock::now() + kMemoryBound,
+                           [&] { return heard() || told_; });
+    if (heard()) {
+      MemoryAnswer answer = std::move(*asked.answer);
+      asked_.erase(ticket);
+      return answer;
+    }
+    asked.abandoned = true;
+    return {false, false, 0, stopping() || !sent ? "the server is gone" : "the server does not answer"};
   }
-  asked.abandoned = true;
-  return {false, false, 0, stopping() || !sent ? "the server is gone" : "the server does not answer"};
 }
 
 // Never waits: what a server that is stopped does not take now goes with the next word to it.
 void WorkerProcess::giveMemory(uint32_t place, uint64_t bytes) {
   std::lock_guard lock(memoryMutex_);
+  uint64_t& taken = taken_[place];
+  taken -= std::min(taken, bytes);
   uint64_t& owed = owed_[place] += bytes;
   const bool sent = report(
       [&](auto& to) {
@@ -227,10 +283,22 @@ void WorkerProcess::giveMemory(uint32_t place, uint64_t bytes) {
   if (sent) owed = 0;
 }
 
+void WorkerProcess::inheritMemory(uint32_t place, uint64_t bytes) {
+  std::lock_guard lock(memoryMutex_);
+  taken_[place] += bytes;
+}
+
+void WorkerProcess::disinheritMemory(uint32_t place, uint64_t bytes) {
+  std::lock_guard lock(memoryMutex_);
+  uint64_t& taken = taken_[place];
+  taken -= std::min(taken, bytes);
+}
+
 void WorkerProcess::answer(uint64_t ticket, MemoryAnswer memory) {
   std::unique_lock lock(memoryMutex_);
   const auto found = asked_.find(ticket);
   if (found == asked_.end()) return;
+  if (memory.granted) taken_[found->second.place] += found->second.bytes;
   if (!found->second.abandoned) {
     found->second.answer = std::move(memory);
     lock.unlock();
@@ -278,14 +346,17 @@ void WorkerProcess::watchClient(int clientGone) {
 
 // Why the session is to end; empty: nobody needs to know any more.
 std::string WorkerProcess::awaitEnd(std::chrono::milliseconds grace, int clientGone) {
-  pollfd waiting[5] = {{descriptor_, POLLIN, 0},
+  pollfd waiting[5] = {{-1, POLLIN, 0},
                        {signalDescriptor, POLLIN, 0},
                        {done_, POLLIN, 0},
                        {clientGone, POLLIN, 0},
                        {news_, POLLIN, 0}};
   std::string reason;
   while (reason.empty()) {
-    if (poll(waiting, 5, -1) < 0) continue;
+    waiting[0].fd = away_ ? door_ : control()->socket;
+    const int ready = poll(waiting, 5, awayLeft());
+    if (ready == 0 && away_) return endAway();
+    if (ready <= 0) continue;
     if (waiting[2].revents != 0) return "";
     if (waiting[4].revents != 0) {
       uint64_t count = 0;
@@ -298,15 +369,26 @@ std::string WorkerProcess::awaitEnd(std::chrono::milliseconds grace, int clientG
       reportEnded("client gone; the driver did not come back from a call");
       _exit(kExitStopped);
     }
-    if (waiting[1].revents != 0) {
-      uint64_t which = 0;
-      const bool known = ::read(signalDescriptor, &which, sizeof which) == ssize_t{sizeof which};
-      reason = known && which >= kServerDied ? kServerDiedText : "the GPU server is shutting down";
-    }
+    if (waiting[1].revents != 0) reason = heardSignal();
     if (waiting[0].revents == 0) continue;
-    if (std::string ordered = obey(); reason.empty()) reason = std::move(ordered);
+    if (away_) {
+      hearDoor();
+      continue;
+    }
+    std::string ordered = obey();
+    if (ordered == kServerDiedText && reason.empty()) ordered = beginAway();
+    if (reason.empty()) reason = std::move(ordered);
   }
   return reason;
+}
+
+// What the death of the process that has started this one means, its socket tells where there is a door: it
+// may be the spawner's alone.
+std::string WorkerProcess::heardSignal() const {
+  uint64_t which = 0;
+  const bool known = ::read(signalDescriptor, &which, sizeof which) == ssize_t{sizeof which};
+  if (!known || which % kServerDied != 0) return "the GPU server is shutting down";
+  return door_ >= 0 ? "" : kServerDiedText;
 }
 
 void WorkerProcess::watch(const std::function<void(const std::string&)>& stop,

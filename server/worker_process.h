@@ -9,6 +9,10 @@
 //   A worker to which a session moves gets its start with one end of the state socket instead of the client's
 //   socket (SessionStart.rebuild), reports `rebuilt`, and gets the client's socket later (waitForClient).
 //
+//   When the server dies, a session that has a door (SessionStart.door) goes on without one for a while. The
+//   server's next life sends a new socket to the door, which takes the place of descriptor 3
+//   (worker_return.cpp; docs/design.md).
+//
 // A worker's main, in order: parseWorkerArguments; with --inventory runInventory and exit; WorkerProcess;
 // Driver::load and warmUp, where they throw reportFailed and exit; reportReady; waitForSession; findDevices;
 // watchServer; the session; reportEnded; exit.
@@ -22,6 +26,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -95,17 +100,19 @@ struct SessionStart {
   std::string networkWire;
   uint64_t moduleCacheBytes = 0;
   uint32_t clientPid = 0;
-  bool reportActivity = false;  // reportActivity is wanted: the lease takes turns
-  bool rebuild = false;         // the session moves here from another worker, as `epoch`
-  bool stream = false;          // with rebuild: from one of another server
-  bool isProtected = false;     // checkpoints of it will be made, in pages
-  bool holderKeeps = false;     // it goes on elsewhere when the server dies
+  bool reportActivity = false;        // reportActivity is wanted: the lease takes turns
+  bool rebuild = false;               // the session moves here from another worker, as `epoch`
+  bool stream = false;                // with rebuild: from one of another server
+  bool isProtected = false;           // checkpoints of it will be made, in pages
+  bool holderKeeps = false;           // it goes on elsewhere when the server dies
+  std::chrono::milliseconds away{0};  // with a door: so long it goes on without a server
   // The receiver's to close; all close-on-exec.
   int socket = -1;       // the client's bootstrap socket, blocking; -1 with rebuild
   int state = -1;        // with rebuild, and only there: the state socket, blocking
   int moduleCache = -1;  // the cache's folder; -1: none
   // Nobody closes them: the process's end does, and says with it that the devices are free.
   std::vector<int> deviceLocks;
+  int door = -1;  // likewise; -1: the session ends with its server
 };
 
 // Fills start.ordinals by the devices' UUIDs: of a worker that has not all GPUs of the server. After warmUp.
@@ -196,6 +203,9 @@ struct WorkerOrders {
   std::function<void(uint64_t frame, uint64_t aside)> kept = nullptr;
   // The session of that number, which shared events with this one, has ended.
   std::function<void(uint64_t session)> gone = nullptr;
+  // The server is gone: "" if the session can go on without one for a while, or why not, for people. May take
+  // seconds. Not set: it can.
+  std::function<std::string()> stays = nullptr;
 };
 
 // Reports are sent by any thread; everything else belongs to the thread that constructed it.
@@ -239,8 +249,13 @@ class WorkerProcess {
   // is gone. After watchServer; any thread. Of a worker that rebuilds, a take on a device is answered, and a
   // give counts, from when the session is its own (the old worker has reported that it has moved, or is
   // gone): what the old one had of the account is this one's then. With SessionStart.stream: at once.
+  // While the server is away it waits for the next one.
   MemoryAnswer takeMemory(uint32_t place, uint64_t bytes);
   void giveMemory(uint32_t place, uint64_t bytes);
+  // What is the session's and was not taken or given by this process: of a session that moves here, what it
+  // had.
+  void inheritMemory(uint32_t place, uint64_t bytes);
+  void disinheritMemory(uint32_t place, uint64_t bytes);
   // Likewise, what the session offers and opens: an offer's descriptor stays the caller's.
   ShareAnswer share(const ShareReport& said, int descriptor = -1);
   // What ends needs no answer, and is not waited for.
@@ -279,9 +294,33 @@ class WorkerProcess {
   void watch(const std::function<void(const std::string&)>& stop, std::chrono::milliseconds grace,
              int clientGone);
   std::string awaitEnd(std::chrono::milliseconds grace, int clientGone);
+  std::string heardSignal() const;
+  // worker_return.cpp. The server is gone: "" if the session goes on without it; else why it ends.
+  std::string beginAway();
+  int awayLeft() const;  // of its time, as poll(2) has it; -1: the server is there
+  std::string endAway() const;
+  // What has come to the door: perhaps the server's next life.
+  void hearDoor();
+  bool comeBack(int socket);
+  bool sendReadopted(int socket) const;
+  void repeatReports();
   bool endsWithin(std::chrono::milliseconds time) const;
+  // The socket to the server, which the next life of that replaces.
+  struct Control {
+    explicit Control(int socket);
+    ~Control();
+    Control(const Control&) = delete;
+    Control& operator=(const Control&) = delete;
+    const int socket;
+  };
+  std::shared_ptr<const Control> control() const;
   template <class Fill>
-  bool report(Fill&& fill, int flags = 0);
+  bool report(Fill&& fill, int flags = 0) const;
+  template <class Fill>
+  bool report(const Control& server, Fill&& fill, int flags = 0) const;
+  // Until there is what is waited for (heard), another server, or none any more; under memoryMutex_.
+  void awaitServer(std::unique_lock<std::mutex>& lock, uint64_t generation,
+                   const std::function<bool()>& heard);
   // The server's next order; why the session ends, or empty: it goes on.
   std::string obey();
   struct Order;
@@ -290,13 +329,15 @@ class WorkerProcess {
   void move(const Order& given);
   void takeClient(std::vector<int>& descriptors);
   void answer(uint64_t ticket, MemoryAnswer memory);
-  bool sendShare(const ShareReport& said, uint64_t ticket, int descriptor, int flags);
+  bool sendShare(const Control& control, const ShareReport& said, uint64_t ticket, int descriptor,
+                 int flags) const;
   void tellShares();
   void hearShare(uint64_t ticket, const ShareAnswer& answer);
 
-  int descriptor_;
-  int done_ = -1;  // eventfd: ends the watcher
-  int news_ = -1;  // eventfd: clientGone_ has been set
+  mutable std::mutex controlMutex_;
+  std::shared_ptr<const Control> control_;  // under controlMutex_
+  int done_ = -1;                           // eventfd: ends the watcher
+  int news_ = -1;                           // eventfd: clientGone_ has been set
   std::atomic<int> clientGone_{-1};
   uint64_t rowsHash_;
   std::atomic<bool> stopping_{false};
@@ -314,14 +355,33 @@ class WorkerProcess {
     bool abandoned = false;  // nobody waits any more: what is granted late is given back
     std::optional<MemoryAnswer> answer;
   };
-  std::map<uint64_t, Asked> asked_;    // by ticket
-  std::map<uint32_t, uint64_t> owed_;  // by place: to be given back with the next request
+  std::map<uint64_t, Asked> asked_;     // by ticket
+  std::map<uint32_t, uint64_t> owed_;   // by place: to be given back with the next request
+  std::map<uint32_t, uint64_t> taken_;  // by place: what the session has, without what it owes
+  uint64_t generation_ = 0;             // of servers
+  bool away_ = false;                   // there is none now
   struct ShareAsked {
     bool abandoned = false;
     std::optional<ShareAnswer> answer;
   };
   std::map<uint64_t, ShareAsked> shareAsked_;  // by ticket
   std::deque<ShareReport> untold_;             // what the server has not taken yet
+
+  // Of the session, for a server that comes later; set before watchServer.
+  Id session_;
+  uint64_t epoch_ = 0;
+  int door_ = -1, clientKept_ = -1;
+  size_t devices_ = 0;
+  std::vector<int> deviceLocks_;
+  std::chrono::milliseconds awayBound_{0};
+  std::chrono::steady_clock::time_point awayUntil_;  // the watching thread's
+
+  mutable std::mutex saidMutex_;
+  std::optional<Activity> saidActivity_;  // under saidMutex_, as what follows: as last said
+  std::vector<std::string> saidHindrances_;
+  std::optional<ClientLog> saidLog_;
+  SessionCounts saidCounts_;
+  std::map<uint32_t, std::string> saidLost_;
 };
 
 }  // namespace gpupool::server

@@ -43,20 +43,22 @@ void write(const ShareReport& from, uint64_t ticket, schema::ShareReport::Builde
 
 }  // namespace
 
-bool WorkerProcess::sendShare(const ShareReport& said, uint64_t ticket, int descriptor, int flags) {
+bool WorkerProcess::sendShare(const Control& control, const ShareReport& said, uint64_t ticket,
+                              int descriptor, int flags) const {
   capnp::MallocMessageBuilder message;
   auto report = message.initRoot<schema::WorkerReport>();
   report.setRowsHash(rowsHash_);
   write(said, ticket, report.initShare());
   const auto words = capnp::messageToFlatArray(message);
   const auto bytes = words.asBytes();
-  return sendWithDescriptors(descriptor_, std::as_bytes(std::span(bytes.begin(), bytes.size())),
+  return sendWithDescriptors(control.socket, std::as_bytes(std::span(bytes.begin(), bytes.size())),
                              std::span(&descriptor, descriptor >= 0 ? 1 : 0), flags) >= 0;
 }
 
 // Under memoryMutex_. In their order.
 void WorkerProcess::tellShares() {
-  while (!untold_.empty() && sendShare(untold_.front(), 0, -1, MSG_DONTWAIT)) untold_.pop_front();
+  const auto server = control();
+  while (!untold_.empty() && sendShare(*server, untold_.front(), 0, -1, MSG_DONTWAIT)) untold_.pop_front();
 }
 
 // Never waits: what a server that is stopped does not take now goes ahead of the next word about it.
@@ -68,24 +70,32 @@ void WorkerProcess::tellShare(const ShareReport& said) {
 
 ShareAnswer WorkerProcess::share(const ShareReport& said, int descriptor) {
   std::unique_lock lock(memoryMutex_);
-  tellShares();
-  const uint64_t ticket = nextTicket_++;
-  const auto asked = shareAsked_.emplace(ticket, ShareAsked{}).first;
-  lock.unlock();
-  const bool sent = sendShare(said, ticket, descriptor, 0);
-  lock.lock();
-  const auto bound = std::chrono::steady_clock::now() + kMemoryBound;
-  const auto heard = [&] { return asked->second.answer.has_value(); };
-  if (sent) answered_.wait_until(lock, bound, [&] { return heard() || stopping(); });
-  // The refusal is the session's end: its client first hears why.
-  if (!heard()) answered_.wait_until(lock, bound, [&] { return heard() || told_; });
-  if (!heard()) {
-    asked->second.abandoned = true;
-    return {};
+  for (;;) {
+    tellShares();
+    const uint64_t ticket = nextTicket_++, generation = generation_;
+    const auto asked = shareAsked_.emplace(ticket, ShareAsked{}).first;
+    const auto server = control();
+    lock.unlock();
+    sendShare(*server, said, ticket, descriptor, 0);
+    lock.lock();
+    const auto heard = [&] { return asked->second.answer.has_value(); };
+    awaitServer(lock, generation, heard);
+    if (!heard() && generation_ != generation) {  // the server that was asked is no more
+      shareAsked_.erase(asked);
+      continue;
+    }
+    // The refusal is the session's end: its client first hears why.
+    if (!heard())
+      answered_.wait_until(lock, std::chrono::steady_clock::now() + kMemoryBound,
+                           [&] { return heard() || told_; });
+    if (!heard()) {
+      asked->second.abandoned = true;
+      return {};
+    }
+    const ShareAnswer answer = *asked->second.answer;
+    shareAsked_.erase(asked);
+    return answer;
   }
-  const ShareAnswer answer = *asked->second.answer;
-  shareAsked_.erase(asked);
-  return answer;
 }
 
 // Takes the descriptor. What is opened late, for nobody who waits, is closed.

@@ -22,8 +22,7 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr milliseconds kServerPatience{8000}, kManagerPatience{3000};
-constexpr milliseconds kOrphanPatience{2500};  // a worker gives itself 2 s
-constexpr int kMostQuickDeaths = 5;            // each within ten seconds of its start
+constexpr int kMostQuickDeaths = 5;  // each within ten seconds of its start
 // Only the first server says at once that it has no driver; one that is started again waits for the repair.
 constexpr const char* kFirstServer = "GPUPOOL_SERVER_DRIVER_WAIT=2s";
 
@@ -137,24 +136,6 @@ Supervisor::Child* Supervisor::firstDead() {
   return dead;
 }
 
-// The workers of a server that died end by themselves, unless they are stuck or stopped. They hold devices
-// that the next server would lend.
-void Supervisor::endOrphans() {
-  const auto patience = steady_clock::now() + kOrphanPatience;
-  for (;;) {
-    firstDead();
-    const auto left = children();
-    bool any = false;
-    for (pid_t pid : left) {
-      if (pid == manager_.process.pid || pid == server_.process.pid) continue;
-      any = true;
-      if (steady_clock::now() >= patience) ::kill(pid, SIGKILL);
-    }
-    if (!any || steady_clock::now() >= patience + kOrphanPatience) return;
-    ::usleep(5'000);
-  }
-}
-
 bool Supervisor::watch(std::string* why) {
   for (;;) {
     bool died = false;
@@ -172,7 +153,6 @@ bool Supervisor::watch(std::string* why) {
       GPUPOOL_WARNING("the %s ended; starting it again (see %s)", child->role.c_str(), child->log.c_str());
       bool more = false;
       if (child->quickDeaths > 0 && interrupted(milliseconds(500 * child->quickDeaths), &more)) return true;
-      if (child == &server_) endOrphans();
       launch(*child);
     }
   }

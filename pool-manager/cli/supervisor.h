@@ -49,7 +49,6 @@ class Supervisor {
   bool interrupted(std::chrono::milliseconds limit, bool* died);  // waits for a signal
   std::string readiness(bool* ready);
   Child* firstDead();
-  void endOrphans();
   std::string explain(const std::string& what) const;
   void stop();
 

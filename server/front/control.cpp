@@ -37,7 +37,9 @@ kj::Promise<void> Control::revoke(RevokeContext context) {
   GPUPOOL_INFO("lease %s revoked: %s", id.text().c_str(), reason.c_str());
   // Kept by this server, not by the call: a manager that goes away meanwhile must not leave the lease half
   // closed.
+  // Of an earlier life there may be workers of the lease that were not readopted.
   auto done = sessions_.end(id, "the lease has ended" + (reason.empty() ? "" : ": " + reason))
+                  .then([this, id] { return hooks_.earlierGone(id); })
                   .then([this, id] {
                     leases_.remove(id);
                     hooks_.gone(id);

@@ -1,10 +1,13 @@
 #include "server/front/device_claims.h"
 
+#include <fcntl.h>
+#include <kj/debug.h>
 #include <strings.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/log.h"
 #include "base/process_name.h"
@@ -16,11 +19,14 @@ struct DeviceClaims::Survivor {
       : worker(std::move(known)),
         descriptor(kj::mv(process)),
         observer(port, descriptor, kj::UnixEventPort::FdObserver::OBSERVE_READ),
-        gone(observer.whenBecomesReadable().fork()) {}
+        gone(observer.whenBecomesReadable().fork()),
+        spared(worker.session.has_value()) {}
   StoredWorker worker;
   kj::AutoCloseFd descriptor;  // pidfd_open(2): readable when the process is gone
   kj::UnixEventPort::FdObserver observer;
   kj::ForkedPromise<void> gone;
+  bool spared;                       // it may be readopted
+  kj::Promise<void> task = nullptr;  // that watches it; ends with it
 };
 
 DeviceClaims::DeviceClaims(kj::UnixEventPort& port, kj::Timer& timer, Settings settings,
@@ -80,9 +86,57 @@ void DeviceClaims::watchEarlier(std::vector<StoredWorker> workers) {
     if (worker.startTicks == 0 || processStartTicks(worker.pid) != worker.startTicks) continue;
     GPUPOOL_WARNING("worker %d of lease %s, started before this server, still runs", worker.pid,
                     worker.lease.text().c_str());
+    settings_.parent->spare(process);
     survivors_.push_back(kj::heap<Survivor>(port_, std::move(worker), kj::mv(process)));
-    tasks_.add(end(*survivors_.back()));
+    Survivor& survivor = *survivors_.back();
+    survivor.task =
+        (survivor.spared ? watch(survivor) : end(survivor)).eagerlyEvaluate([this](kj::Exception&& error) {
+          taskFailed(kj::mv(error));
+        });
   }
+}
+
+DeviceClaims::Survivor* DeviceClaims::find(pid_t worker) const {
+  for (const auto& survivor : survivors_)
+    if (survivor->worker.pid == worker) return const_cast<Survivor*>(survivor.get());
+  return nullptr;
+}
+
+std::vector<StoredWorker> DeviceClaims::spared() const {
+  std::vector<StoredWorker> list;
+  for (const auto& survivor : survivors_)
+    if (survivor->spared) list.push_back(survivor->worker);
+  return list;
+}
+
+kj::Maybe<kj::AutoCloseFd> DeviceClaims::readopt(pid_t worker, std::vector<kj::AutoCloseFd> locks) {
+  Survivor* survivor = find(worker);
+  if (survivor == nullptr || !survivor->spared) return nullptr;
+  for (kj::AutoCloseFd& lock : locks)
+    for (Claim& claim : claims_)
+      if (lock.get() >= 0) claim.lock.takeBack(lock, settings_.me);
+  int process;
+  KJ_SYSCALL(process = fcntl(survivor->descriptor, F_DUPFD_CLOEXEC, 0));
+  survivors_.remove_if([&](const kj::Own<Survivor>& other) { return other.get() == survivor; });
+  return kj::AutoCloseFd(process);
+}
+
+void DeviceClaims::end(pid_t worker) {
+  Survivor* survivor = find(worker);
+  if (survivor == nullptr || !std::exchange(survivor->spared, false)) return;
+  survivor->task =
+      end(*survivor).eagerlyEvaluate([this](kj::Exception&& error) { taskFailed(kj::mv(error)); });
+}
+
+// Until it is gone, on the loop's next turn: what removes it ends this very promise.
+kj::Promise<void> DeviceClaims::watch(Survivor& survivor) {
+  return survivor.gone.addBranch().then([this, pid = survivor.worker.pid] {
+    GPUPOOL_INFO("worker %d is gone", pid);
+    tasks_.add(kj::evalLater([this, pid] {
+      survivors_.remove_if([&](const kj::Own<Survivor>& other) { return other->worker.pid == pid; });
+      changed_();
+    }));
+  });
 }
 
 kj::Promise<void> DeviceClaims::end(Survivor& survivor) {
@@ -92,13 +146,7 @@ kj::Promise<void> DeviceClaims::end(Survivor& survivor) {
       GPUPOOL_ERROR("worker %d is not this server's to kill: was it started with other --worker-users?",
                     survivor.worker.pid);
   });
-  auto ended =
-      killed.exclusiveJoin(survivor.gone.addBranch()).then([&survivor] { return survivor.gone.addBranch(); });
-  return ended.then([this, &survivor] {
-    GPUPOOL_INFO("worker %d is gone", survivor.worker.pid);
-    survivors_.remove_if([&](const kj::Own<Survivor>& other) { return other.get() == &survivor; });
-    changed_();
-  });
+  return killed.exclusiveJoin(survivor.gone.addBranch()).then([this, &survivor] { return watch(survivor); });
 }
 
 kj::Promise<void> DeviceClaims::gone(const Id& lease) {
@@ -110,7 +158,7 @@ kj::Promise<void> DeviceClaims::gone(const Id& lease) {
 
 kj::Promise<void> DeviceClaims::awaitLock(size_t device) {
   return timer_.afterDelay(settings_.check).then([this, device]() -> kj::Promise<void> {
-    if (!claims_[device].lock.take(settings_.me)) return awaitLock(device);
+    if (lock(device) < 0 && !claims_[device].lock.take(settings_.me)) return awaitLock(device);
     changed_();
     return kj::READY_NOW;
   });

@@ -5,7 +5,8 @@
 // One that another server holds is left out, for as long as this server lives: who gets it is not a matter of
 // who happens to be restarted. One that a worker of an earlier life of this very server still uses is this
 // server's, but busy: the worker is killed after `stop`, and the device is free when its process is gone and
-// its lock is ours. Belongs to the event loop's thread.
+// its lock is ours. A worker whose session this life is to go on with is spared until that is decided
+// (readoption.h): then it is no earlier one any more, or ends. Belongs to the event loop's thread.
 
 #include <kj/async-io.h>
 #include <kj/async-unix.h>
@@ -48,6 +49,13 @@ class DeviceClaims final : private kj::TaskSet::ErrorHandler {
   int lock(size_t device) const { return claims_[device].lock.descriptor(); }
   // The workers of earlier lives that still run.
   std::vector<StoredWorker> earlier() const;
+  // Those of them that may be readopted: they run until `readopt` or `end`.
+  std::vector<StoredWorker> spared() const;
+  // It is this life's from here on, and so are those of `locks` that are locks of its devices. Nothing: it is
+  // gone, or never was.
+  kj::Maybe<kj::AutoCloseFd> readopt(pid_t worker, std::vector<kj::AutoCloseFd> locks);
+  // It does not become this life's.
+  void end(pid_t worker);
   // Resolves when no worker of an earlier life is left that served this lease.
   kj::Promise<void> gone(const Id& lease);
   // Called whenever `busy` of a device may have changed.
@@ -66,6 +74,8 @@ class DeviceClaims final : private kj::TaskSet::ErrorHandler {
   std::string refusal(const Device& device, DeviceLock& lock) const;
   bool isWanted(const Device& device) const;
   void watchEarlier(std::vector<StoredWorker> workers);
+  Survivor* find(pid_t worker) const;
+  kj::Promise<void> watch(Survivor& survivor);
   kj::Promise<void> end(Survivor& survivor);
   kj::Promise<void> awaitLock(size_t device);
   void taskFailed(kj::Exception&& exception) override;

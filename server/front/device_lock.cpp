@@ -79,13 +79,24 @@ bool DeviceLock::take(const LockOwner& me) {
       return false;
     }
     if (!isCurrent(file)) continue;
-    const std::string text = line(me);
-    // For people: a lock without a name is one, too.
-    if (ftruncate(file, 0) == 0 && pwrite(file, text.data(), text.size(), 0) < 0) errno = 0;
-    file_ = kj::mv(file);
-    holder_ = me;
+    name(kj::mv(file), me);
     return true;
   }
+}
+
+// A worker is not trusted: the kernel says whether this is the lock's file, and locked by this descriptor.
+bool DeviceLock::takeBack(kj::AutoCloseFd& file, const LockOwner& me) {
+  if (file_.get() >= 0 || !isCurrent(file) || flock(file, LOCK_EX | LOCK_NB) != 0) return false;
+  name(kj::mv(file), me);
+  return true;
+}
+
+void DeviceLock::name(kj::AutoCloseFd file, const LockOwner& me) {
+  const std::string text = line(me);
+  // For people: a lock without a name is one, too.
+  if (ftruncate(file, 0) == 0 && pwrite(file, text.data(), text.size(), 0) < 0) errno = 0;
+  file_ = kj::mv(file);
+  holder_ = me;
 }
 
 void DeviceLock::release() {

@@ -31,6 +31,9 @@ class DeviceLock {
 
   // False: `holder` has it. Throws kj::Exception if there is no telling.
   bool take(const LockOwner& me);
+  // Of one that a worker of an earlier life of `me` holds: its descriptor, which that worker has handed back.
+  // False: it is none, and nothing has changed.
+  bool takeBack(kj::AutoCloseFd& file, const LockOwner& me);
   const LockOwner& holder() const { return holder_; }
   // For the workers; -1: not ours.
   int descriptor() const { return file_.get(); }
@@ -40,6 +43,7 @@ class DeviceLock {
  private:
   kj::AutoCloseFd openFile() const;
   bool isCurrent(int file) const;
+  void name(kj::AutoCloseFd file, const LockOwner& me);
 
   std::string path_;
   kj::AutoCloseFd file_;

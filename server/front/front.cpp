@@ -87,7 +87,11 @@ kj::Promise<void> Front::start() {
         lookedForWorkers();
         return checkpoints_->lookAtNotes();
       })
-      .then([this] { return listenNetwork(); })
+      .then([this] { return readopt(); })
+      .then([this] {
+        if (local_.get() != nullptr) accepting_->add(accept(local_->receiver(), false));
+        return listenNetwork();
+      })
       .then([this] { join(); });
 }
 
@@ -127,6 +131,7 @@ void Front::claim(Inventory& found) {
   found.devices = claims_->devices();
   storedEpochs_ = std::move(stored.epochs);
   storedHolds_ = std::move(stored.holds);
+  storedLeases_ = std::move(stored.leases);
 }
 
 void Front::devicesChanged() {
@@ -144,6 +149,10 @@ void Front::store() {
   state.workers = sessions_->workers();
   for (StoredWorker& worker : claims_->earlier()) state.workers.push_back(std::move(worker));
   state.holds = checkpoints_.get() == nullptr ? storedHolds_ : checkpoints_->notes().all();
+  if (!readopted_)
+    state.leases = storedLeases_;
+  else if (!stopping_ && options_.restartTime.count() != 0)
+    state.leases = leases_->readoptable();
   state_->write(state);
 }
 
@@ -190,6 +199,7 @@ void Front::run(Inventory found) {
       timer_, SessionTable::Bounds{.stop = duration(options_.stopTime)},
       [this](uint32_t ordinal, const std::string& error) { deviceLost(ordinal, error); });
   sessions_->onChange([this] { store(); });
+  leases_->onChange([this] { store(); });
   sessions_->onHostMemory([](uint64_t bytes) { return hostHasRoom(bytes); });
   devicesChanged();
 
@@ -203,7 +213,18 @@ void Front::run(Inventory found) {
   startMigration();
   startCheckpoints();
   startKeeper();
-  if (local_.get() != nullptr) accepting_->add(accept(local_->receiver(), false));
+}
+
+kj::Promise<void> Front::readopt() {
+  Readoption::Settings settings;
+  settings.parent = &parent_;
+  readoption_ = kj::heap<Readoption>(io_.unixEventPort, timer_, *leases_, *sessions_, *claims_,
+                                     Doors(options_.doors()), settings);
+  const auto leases = options_.restartTime.count() != 0 ? storedLeases_ : std::vector<StoredGrant>{};
+  return readoption_->run(leases).then([this] {
+    readopted_ = true;
+    devicesChanged();
+  });
 }
 
 void Front::startSuspension() {
@@ -237,6 +258,8 @@ void Front::startAdmission() {
   admission.starts.moduleCache = cache_->folder();
   if (const auto users = options_.userRange()) admission.starts.workersGroup = users->group();
   admission.starts.moduleCacheBytes = options_.moduleCacheSize.value;
+  admission.starts.away = options_.restartTime;
+  admission.starts.doors = options_.doors();
   admission.messageBound = duration(options_.handshakeTime);
   admission.told = [this](const Id& lease) {
     if (turns_.get() != nullptr) turns_->asked(lease);
@@ -456,7 +479,9 @@ kj::Promise<void> Front::stop() {
   if (turns_.get() != nullptr) turns_->stop();
   local_ = nullptr;
   network_ = nullptr;
-  return sayStopping()
+  auto said = sayStopping();
+  store();  // if this process is killed now, the next one goes on with nothing
+  return said
       .then([this](bool said) {
         return sessions_->endAll(
             kStopping, [this, said](const SessionFacts& facts) { return said && keeper_->leaves(facts); });
@@ -465,6 +490,7 @@ kj::Promise<void> Front::stop() {
       .then([this] { return copier_->stop(); })
       .then([this]() -> kj::Promise<void> {
         claims_->release();
+        Doors(options_.doors()).remove();
         if (membership_.get() == nullptr) return kj::READY_NOW;
         return membership_->leave();
       });

@@ -23,6 +23,7 @@
 #include "server/front/migration.h"
 #include "server/front/module_cache.h"
 #include "server/front/options.h"
+#include "server/front/readoption.h"
 #include "server/front/server_state.h"
 #include "server/front/suspension.h"
 #include "server/front/turn_taker.h"
@@ -49,6 +50,12 @@ class Front final : private kj::TaskSet::ErrorHandler {
   // Looks at the folder --workers again, and says in the log what there is now; sessions and the manager are
   // told what they have to know.
   void lookAgain();
+  // Before this process ends without `stop`, and without its destructors, which would end the sessions:
+  // writes down what the next one is to know.
+  void leaveRunning() {
+    if (leases_.get() != nullptr) store();
+  }
+  bool started() const { return readopted_; }  // it has sessions, or may have
   // Ends the sessions, leaves the pool, ends the workers and closes the sockets. Resolves when nothing is
   // left. Sessions of which their lease's holder has a checkpoint are told to go on elsewhere.
   kj::Promise<void> stop();
@@ -73,6 +80,8 @@ class Front final : private kj::TaskSet::ErrorHandler {
   void startKeeper();
   // With overcommit. Throws, saying why, if there is not the memory that it takes.
   void startTurns();
+  // The sessions of this server's earlier life.
+  kj::Promise<void> readopt();
   // A context ahead of time takes 527 MiB. None is made on a device whose leases reserve all of its memory
   // and use it, or will when they are resumed.
   bool hasRoomForContext(int ordinal) const;
@@ -107,6 +116,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   Id incarnation_ = Id::random();
   walls::State walls_;  // around the workers
   bool stopping_ = false;
+  bool readopted_ = false;  // what was to be; until then the next life has the same to do
   std::string bootId_;
   std::string host_;  // what programs connect to; empty: no network sessions
   uint16_t port_ = 0;
@@ -114,12 +124,14 @@ class Front final : private kj::TaskSet::ErrorHandler {
   std::unique_ptr<StateFile> state_;
   std::map<std::string, uint64_t> storedEpochs_;
   std::vector<NotedHold> storedHolds_;
+  std::vector<StoredGrant> storedLeases_;  // of the earlier life
   kj::Own<DeviceClaims> claims_;
   std::unique_ptr<fabric::Watch> fabric_;
   std::unique_ptr<health::Watch> health_;
   std::shared_ptr<const fabric::Fabric> toldAdapters_, toldFabric_;  // fabric()'s last answer, and what of
   kj::Own<LeaseTable> leases_;
   kj::Own<SessionTable> sessions_;
+  kj::Own<Readoption> readoption_;
   kj::Own<CopierChild> copier_;
   kj::Own<Suspension> suspension_;
   kj::Own<TurnTaker> turns_;  // null: no overcommit

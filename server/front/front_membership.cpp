@@ -127,6 +127,12 @@ void Front::describe(schema::Manager::JoinParams::Builder join) {
   schema::write(walls_.missing, info.initMissingWalls(static_cast<unsigned>(walls_.missing.size())));
   schema::write(claims_->leftOut(), info.initLeftOut(static_cast<unsigned>(claims_->leftOut().size())));
 
+  const auto readopted = leases_->readopted();
+  auto adopted = join.initReadopted(static_cast<unsigned>(readopted.size()));
+  for (unsigned i = 0; i < adopted.size(); ++i) {
+    schema::write(readopted[i].first, adopted[i].initId());
+    adopted[i].setDeviceEpoch(readopted[i].second);
+  }
   auto living = sessions_->workers();
   for (StoredWorker& worker : claims_->earlier()) living.push_back(std::move(worker));
   auto reports = join.initReports(list.size());

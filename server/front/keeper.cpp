@@ -128,7 +128,8 @@ Keeper::Kept& Keeper::keptOf(const Name& name, const SessionFacts& facts) {
   if (!isNew) return kept;
   kept.at = kept.next = timer_.now();
   kept.why = refuses(facts);
-  kept.beginning = facts.epoch == 1 && kept.why.empty();
+  // What the earlier life has told the client of its checkpoints is not known.
+  kept.beginning = facts.epoch == 1 && !facts.readopted && kept.why.empty();
   return kept;
 }
 

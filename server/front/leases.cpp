@@ -50,6 +50,7 @@ std::optional<std::string> LeaseTable::grant(schema::Lease::Reader lease) {
     if (found->second.closing) return "it is being revoked";
     if (found->second.placement(grant.epoch) == nullptr) return "it was granted before with another epoch";
     found->second.key = std::move(grant.key);
+    changed_();
     return std::nullopt;
   }
   if (auto why = readPlacement(lease, grant)) return why;
@@ -64,6 +65,62 @@ std::optional<std::string> LeaseTable::grant(schema::Lease::Reader lease) {
     grant.suspended = Suspended{.kept = std::vector<uint64_t>(grant.devices.size())};
   }
   for (const auto& device : grant.devices) epochs_[device.index] = grant.epoch;
+  leases_.emplace(grant.id, std::move(grant));
+  changed_();
+  return std::nullopt;
+}
+
+std::vector<StoredGrant> LeaseTable::readoptable() const {
+  std::vector<StoredGrant> list;
+  for (const auto& [id, lease] : leases_) {
+    if (!outlives(lease) || lease.closing || lease.paused || lease.target) continue;
+    StoredGrant& one = list.emplace_back(StoredGrant{id,
+                                                     lease.epoch,
+                                                     lease.key,
+                                                     {},
+                                                     lease.holder,
+                                                     lease.tenant,
+                                                     lease.sharePercent,
+                                                     lease.priority,
+                                                     lease.protectMs,
+                                                     lease.idleMs});
+    for (const GrantedDevice& device : lease.devices)
+      one.devices.emplace_back(devices_[device.index].uuid, device.memoryBytes);
+  }
+  return list;
+}
+
+std::vector<std::pair<Id, uint64_t>> LeaseTable::readopted() const {
+  std::vector<std::pair<Id, uint64_t>> list;
+  for (const auto& [id, lease] : leases_)
+    if (lease.readopted) list.emplace_back(id, lease.epoch);
+  return list;
+}
+
+std::optional<std::string> LeaseTable::readopt(const StoredGrant& lease,
+                                               std::map<Id, uint64_t> sessionEpochs) {
+  Grant grant;
+  grant.id = lease.id;
+  grant.epoch = lease.epoch;
+  for (const auto& [uuid, bytes] : lease.devices) {
+    const auto at = std::find_if(devices_.begin(), devices_.end(),
+                                 [&, uuid = uuid](const Device& device) { return device.uuid == uuid; });
+    if (at == devices_.end()) return "this server does not have its device any more";
+    const GrantedDevice device{static_cast<size_t>(at - devices_.begin()), bytes};
+    if (grant.epoch > epochs_[device.index]) return "its device has not been granted with that epoch";
+    if (auto missing = lacks(device.index, whole(device))) return missing;
+    grant.devices.push_back(device);
+  }
+  grant.key = lease.key;
+  grant.holder = lease.holder;
+  grant.tenant = lease.tenant;
+  grant.sharePercent = lease.sharePercent;
+  grant.priority = lease.priority;
+  grant.protectMs = lease.protectMs;
+  grant.idleMs = lease.idleMs;
+  grant.readopted = true;
+  grant.sessionEpochs = std::move(sessionEpochs);
+  if (!outlives(grant)) return "leases take turns here now (overcommit)";
   leases_.emplace(grant.id, std::move(grant));
   return std::nullopt;
 }
@@ -91,6 +148,7 @@ std::optional<std::string> LeaseTable::addTarget(schema::Lease::Reader target) {
     if (auto missing = lacks(device.index, whole(device))) return missing;
   for (const GrantedDevice& device : placement.devices) epochs_[device.index] = epoch;
   lease->target = std::move(placement);
+  changed_();
   return std::nullopt;
 }
 
@@ -100,6 +158,7 @@ void LeaseTable::settle(const Id& id, bool moved) {
   if (moved) static_cast<Placement&>(*lease) = std::move(*lease->target);
   lease->target.reset();
   lease->lastKept.clear();  // it was of the devices that it had
+  changed_();
 }
 
 std::optional<std::string> LeaseTable::readPlacement(schema::Lease::Reader lease,
@@ -210,6 +269,7 @@ void LeaseTable::pause(const Id& id, bool aside) {
   if (lease == nullptr) return;
   lease->paused = true;
   lease->aside = aside;
+  changed_();
 }
 
 void LeaseTable::pauseToMove(const Id& id) {
@@ -224,6 +284,7 @@ void LeaseTable::unpause(const Id& id) {
   lease->suspended.reset();
   lease->held.reset();
   lease->holding = false;
+  changed_();
 }
 
 void LeaseTable::pauseToHold(const Id& id) {
@@ -247,6 +308,7 @@ void LeaseTable::setSuspended(const Id& id, Suspended suspended) {
   lease->resuming = false;
   lease->lastKept = suspended.kept;
   lease->suspended = std::move(suspended);
+  changed_();
 }
 
 std::optional<std::string> LeaseTable::reserveAgain(const Id& id) {
@@ -301,10 +363,14 @@ bool LeaseTable::close(const Id& id) {
   const auto found = leases_.find(id);
   if (found == leases_.end()) return false;
   found->second.closing = true;
+  changed_();
   return true;
 }
 
-void LeaseTable::remove(const Id& id) { leases_.erase(id); }
+void LeaseTable::remove(const Id& id) {
+  leases_.erase(id);
+  changed_();
+}
 
 std::vector<Id> LeaseTable::active() const {
   std::vector<Id> list;

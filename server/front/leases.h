@@ -33,6 +33,7 @@
 #include "schema/handshake.h"
 #include "schema/id.h"
 #include "schema/pool.capnp.h"
+#include "server/front/server_state.h"
 
 namespace gpupool::server {
 
@@ -75,8 +76,9 @@ struct Grant : Placement {
   uint32_t idleMs = 0;       // TurnTerms; 0: nobody asks whether it is used
   bool closing = false;
   bool paused = false;
-  bool aside = false;   // paused, so that others have their turn, and not by order
-  bool moving = false;  // paused, while its sessions move to other workers
+  bool aside = false;      // paused, so that others have their turn, and not by order
+  bool moving = false;     // paused, while its sessions move to other workers
+  bool readopted = false;  // an earlier life of this server has granted it
   std::optional<Suspended> suspended;
   // Suspended, and its sessions are in files: none of them is here, and none comes before it is restored. So
   // is one from the beginning that is granted to be restored here.
@@ -105,6 +107,17 @@ class LeaseTable {
   // Adds the lease, or renews the key of one that is there. With overcommit it is aside if there is no room
   // for it now. The error: why it is refused, for the manager's log.
   std::optional<std::string> grant(schema::Lease::Reader lease);
+  // The next life of this server may go on with the lease, and its sessions that are as they were: it takes
+  // no turns, and does not go elsewhere when this server dies.
+  bool outlives(const Grant& lease) const { return !overcommitted() && !lease.holderKeeps; }
+  // Those of them with which it could go on now: not what is about to end, to move or to be suspended, or is.
+  std::vector<StoredGrant> readoptable() const;
+  // As an earlier life of this server had it. sessionEpochs: Grant's. The error: why not.
+  std::optional<std::string> readopt(const StoredGrant& lease, std::map<Id, uint64_t> sessionEpochs);
+  // Those that an earlier life has granted, with the epoch of their placement.
+  std::vector<std::pair<Id, uint64_t>> readopted() const;
+  // Called after every change of what readoptable() says, and perhaps besides.
+  void onChange(std::function<void()> changed) { changed_ = std::move(changed); }
   // With overcommit: does another lease wait for the device? Then a new one does not take it.
   void onWaitedFor(std::function<bool(size_t device)> waitedFor) { waitedFor_ = std::move(waitedFor); }
   bool overcommitted() const { return overcommitPercent_ > 100; }
@@ -181,6 +194,7 @@ class LeaseTable {
   uint64_t overhead(size_t device) const;
 
   std::vector<Device> devices_;
+  std::function<void()> changed_ = [] {};
   uint32_t overcommitPercent_;
   std::function<bool(size_t device)> waitedFor_ = [](size_t) { return false; };
   std::vector<uint64_t> epochs_;       // by device

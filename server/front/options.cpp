@@ -19,6 +19,7 @@ namespace gpupool::server {
 namespace {
 
 constexpr std::chrono::milliseconds kShortestTurn{100};
+constexpr std::chrono::hours kLongestRestart{1};
 constexpr uint32_t kMostWarm = 256;
 
 // CACHE_DIRECTORY: systemd's, for a service that has one.
@@ -190,6 +191,9 @@ std::vector<options::Option> ServerOptions::table() {
       {"handshake-time", handshakeTime, "TIME",
        "The longest time that a client may take for each step of opening a session."},
       {"stop-time", stopTime, "TIME", "A worker that was asked to stop is killed after this time."},
+      {"restart-time", restartTime, "TIME",
+       "When this server's process dies, or is restarted (SIGUSR2), sessions go on without it for so long, "
+       "and the server that is started next goes on with them (docs/sessions.md). 0: they end with it."},
       {"client-stall-time", clientStallTime, "TIME",
        "End the session of a program that has shown no sign of life for this long (stopped, in a debugger). "
        "0: never, as long as the program's machine answers."},
@@ -250,6 +254,9 @@ void ServerOptions::complete() {
   if (moduleCache.empty()) moduleCache = cacheFolder();
   if (moduleCache == "none") moduleCache.clear();
   suspendBytes = suspendBudget(suspendMemory);
+  if (restartTime > kLongestRestart)
+    throw options::OptionError("--restart-time: " + options::formatTime(restartTime) + " is more than " +
+                               options::formatTime(kLongestRestart));
   if (suspendMemoryAhead.value > suspendBytes)
     throw options::OptionError("--suspend-memory-ahead: " + options::formatBytes(suspendMemoryAhead) +
                                " is more than --suspend-memory, " + options::formatBytes({suspendBytes}));

@@ -45,6 +45,7 @@ struct ServerOptions {
   std::chrono::milliseconds turnTime{10'000};
   std::chrono::milliseconds handshakeTime{2000};
   std::chrono::milliseconds stopTime{2000};
+  std::chrono::milliseconds restartTime{30'000};
   std::chrono::milliseconds clientStallTime{0};
   std::chrono::milliseconds driverWait{0};
 
@@ -54,7 +55,8 @@ struct ServerOptions {
   std::vector<std::string> deviceList() const;  // --devices, taken apart
   // Where files of this server lie, to which each adds its ending; the same in every life of it.
   std::string identity() const { return state + "/server-" + name; }
-  server::walls::Mode wallsMode() const;       // --walls, taken apart; after complete
+  std::string doors() const { return identity() + ".doors"; }  // front/doors.h
+  server::walls::Mode wallsMode() const;                       // --walls, taken apart; after complete
   std::optional<UserRange> userRange() const;  // --worker-users, taken apart; none: it is empty
   uint64_t suspendBytes = 0;                   // --suspend-memory, by complete
   uint32_t overcommitPercent = 100;            // --overcommit, by complete

@@ -13,8 +13,71 @@
 #include "base/write_all.h"
 #include "schema/convert.h"
 #include "schema/store.capnp.h"
+#include "server/worker_interface.h"
 
 namespace gpupool::server {
+namespace {
+
+std::optional<StoredSession> readSession(schema::StoredWorker::Reader worker) {
+  if (!worker.hasSession()) return std::nullopt;
+  const auto from = worker.getSession();
+  return StoredSession{schema::read(from.getId()),
+                       from.getEpoch(),
+                       from.getDeviceEpoch(),
+                       from.getClientPid(),
+                       schema::text(from.getCommand()),
+                       schema::text(from.getTransport()),
+                       from.getRowsHash()};
+}
+
+void write(const StoredSession& from, schema::StoredSession::Builder to) {
+  schema::write(from.id, to.initId());
+  to.setEpoch(from.epoch);
+  to.setDeviceEpoch(from.deviceEpoch);
+  to.setClientPid(from.clientPid);
+  to.setCommand(from.command);
+  to.setTransport(from.transport);
+  to.setRowsHash(from.rowsHash);
+}
+
+StoredGrant readGrant(schema::Lease::Reader from) {
+  StoredGrant lease;
+  lease.id = schema::read(from.getId());
+  lease.epoch = from.getDeviceEpoch();
+  const auto* key = reinterpret_cast<const std::byte*>(from.getSessionKey().begin());
+  lease.key.assign(key, key + from.getSessionKey().size());
+  for (auto device : from.getDevices())
+    lease.devices.emplace_back(schema::bytes(device.getInfo().getUuid()), device.getMemoryBytes());
+  lease.holder = schema::text(from.getHolder());
+  lease.tenant = schema::text(from.getTenant());
+  const auto terms = from.getTerms();
+  lease.sharePercent = terms.getSharePercent();
+  lease.priority = std::min(terms.getPriority(), schema::Priority::HIGH);
+  lease.protectMs = terms.getProtectMs();
+  lease.idleMs = terms.getIdleMs();
+  return lease;
+}
+
+void write(const StoredGrant& from, schema::Lease::Builder to) {
+  schema::write(from.id, to.initId());
+  to.setDeviceEpoch(from.epoch);
+  to.setSessionKey({reinterpret_cast<const kj::byte*>(from.key.data()), from.key.size()});
+  auto devices = to.initDevices(static_cast<unsigned>(from.devices.size()));
+  for (unsigned i = 0; i < devices.size(); ++i) {
+    devices[i].initInfo().setUuid(schema::data(from.devices[i].first));
+    devices[i].setMemoryBytes(from.devices[i].second);
+  }
+  to.setHolder(from.holder);
+  to.setTenant(from.tenant);
+  auto terms = to.initTerms();
+  terms.setSharePercent(from.sharePercent);
+  terms.setPriority(from.priority);
+  terms.setProtectMs(from.protectMs);
+  terms.setIdleMs(from.idleMs);
+}
+
+}  // namespace
+
 ServerState StateFile::read() {
   // Of a server that was killed while it wrote.
   if (!path_.empty()) unlink((path_ + ".new").c_str());
@@ -27,10 +90,14 @@ ServerState StateFile::read() {
     for (auto device : stored.getDevices())
       state.epochs[schema::bytes(device.getUuid())] = device.getHighestEpoch();
     if (stored.getBootId() == bootId_.c_str()) {
+      const bool ofThisInterface = stored.getWorkerInterface() == kWorkerInterface;
+      if (ofThisInterface)
+        for (auto lease : stored.getLeases()) state.leases.push_back(readGrant(lease));
       for (auto worker : stored.getWorkers()) {
         StoredWorker one{
             static_cast<pid_t>(worker.getPid()), worker.getStartTicks(), schema::read(worker.getLease()), {}};
         for (auto uuid : worker.getDevices()) one.devices.push_back(schema::bytes(uuid));
+        if (ofThisInterface) one.session = readSession(worker);
         state.workers.push_back(std::move(one));
       }
       for (auto hold : stored.getHolds()) {
@@ -78,6 +145,7 @@ bool StateFile::replace(const ServerState& state) const {
     schema::write(worker.lease, workers[i].initLease());
     auto uuids = workers[i].initDevices(static_cast<unsigned>(worker.devices.size()));
     for (unsigned d = 0; d < uuids.size(); ++d) uuids.set(d, schema::data(worker.devices[d]));
+    if (worker.session) server::write(*worker.session, workers[i].initSession());
   }
   auto holds = root.initHolds(static_cast<unsigned>(state.holds.size()));
   for (unsigned i = 0; i < holds.size(); ++i) {
@@ -87,6 +155,9 @@ bool StateFile::replace(const ServerState& state) const {
     held.setFolder(state.holds[i].folder);
     held.setServer(state.holds[i].server);
   }
+  root.setWorkerInterface(kWorkerInterface);
+  auto leases = root.initLeases(static_cast<unsigned>(state.leases.size()));
+  for (unsigned i = 0; i < leases.size(); ++i) server::write(state.leases[i], leases[i]);
   const auto words = capnp::messageToFlatArray(message);
   const auto flat = words.asChars();
   const std::string fresh = path_ + ".new";

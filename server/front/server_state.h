@@ -1,24 +1,38 @@
 #pragma once
 // What a server's next life must know, in a file of its state folder: the highest epoch that each device was
-// granted with, which workers run, so that one that outlives its server is known by its lease, and which
-// leases go into files (held_notes.h). Written whole and renamed; not synced: workers and leases that go into
-// files do not outlive the machine.
+// granted with, which workers run, so that one that outlives its server is known by its lease, which leases
+// go into files (held_notes.h), and with which leases and sessions it is to go on (readoption.h). It has
+// their keys: it is the server's user's alone (0600). Written whole and renamed; not synced: workers and
+// leases that go into files do not outlive the machine.
 
 #include <sys/types.h>
 
 #include <map>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "schema/id.h"
+#include "schema/pool.capnp.h"
 
 namespace gpupool::server {
+
+struct StoredSession {
+  Id id;
+  uint64_t epoch = 0, deviceEpoch = 0;
+  uint32_t clientPid = 0;
+  std::string command, transport;
+  uint64_t rowsHash = 0;
+  bool operator==(const StoredSession&) const = default;
+};
 
 struct StoredWorker {
   pid_t pid = 0;
   uint64_t startTicks = 0;
   Id lease;
-  std::vector<std::string> devices;  // uuids
+  std::vector<std::string> devices;           // uuids
+  std::optional<StoredSession> session = {};  // with which the next life may go on
   bool operator==(const StoredWorker&) const = default;
 };
 
@@ -28,10 +42,24 @@ struct NotedHold {
   bool operator==(const NotedHold&) const = default;
 };
 
+// A lease with which the next life may go on (Grant).
+struct StoredGrant {
+  Id id;
+  uint64_t epoch = 0;
+  std::vector<std::byte> key;
+  std::vector<std::pair<std::string, uint64_t>> devices;  // uuids, and the lease's memory there
+  std::string holder, tenant;
+  uint32_t sharePercent = 0;
+  schema::Priority priority = schema::Priority::NORMAL;
+  uint32_t protectMs = 0, idleMs = 0;
+  bool operator==(const StoredGrant&) const = default;
+};
+
 struct ServerState {
   std::map<std::string, uint64_t> epochs;  // by uuid
   std::vector<StoredWorker> workers;
   std::vector<NotedHold> holds = {};
+  std::vector<StoredGrant> leases = {};
   bool operator==(const ServerState&) const = default;
 };
 

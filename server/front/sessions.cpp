@@ -35,8 +35,14 @@ void SessionFacts::place(const Placement& placement, const std::vector<Device>& 
 SessionTable::SessionTable(kj::Timer& timer, Bounds bounds, WorkerChild::Lost lost)
     : timer_(timer), bounds_(bounds), lost_(std::move(lost)), offers_(mostSharedPieces()), tasks_(*this) {}
 
+StoredWorker SessionTable::stored(const SessionFacts& facts, pid_t worker, uint64_t startTicks) {
+  return {worker, startTicks, facts.lease, facts.devices,
+          StoredSession{facts.session, facts.epoch, facts.deviceEpoch, facts.clientPid, facts.command,
+                        facts.transport, facts.rowsHash}};
+}
+
 void SessionTable::announce(const SessionFacts& facts, pid_t worker) {
-  announced_ = StoredWorker{worker, processStartTicks(worker), facts.lease, facts.devices};
+  announced_ = stored(facts, worker, processStartTicks(worker));
   changed_();
 }
 
@@ -58,6 +64,26 @@ void SessionTable::add(SessionFacts facts, kj::Own<WorkerChild> worker, kj::Auto
   watch(*session);
   living_.push_back(kj::mv(session));
   announced_.reset();
+  changed_();
+}
+
+void SessionTable::readopt(SessionFacts facts, kj::Own<WorkerChild> worker, kj::AutoCloseFd client,
+                           const std::vector<uint64_t>& taken, const SessionCounts& counts) {
+  const uint64_t number = nextNumber_++;
+  auto& account = accounts_.try_emplace(accountOf(facts), facts.memoryLimits).first->second;
+  for (uint32_t place = 0; place < taken.size(); ++place)
+    KJ_REQUIRE(account.take(number, place, taken[place]), "a session has more than its lease");
+  auto session = kj::refcounted<Session>();
+  session->facts = std::move(facts);
+  session->worker = kj::mv(worker);
+  session->client = kj::mv(client);
+  session->number = number;
+  session->counts = counts;
+  session->began = timer_.now();
+  GPUPOOL_INFO("session %s: goes on, worker %d, client %u (%s)", session->facts.session.text().c_str(),
+               session->worker->pid(), session->facts.clientPid, session->facts.command.c_str());
+  watch(*session);
+  living_.push_back(kj::mv(session));
   changed_();
 }
 
@@ -280,9 +306,12 @@ std::vector<StoredWorker> SessionTable::workers() const {
   std::vector<StoredWorker> list;
   for (const auto* sessions : {&living_, &next_, &old_})
     for (const auto& session : *sessions)
-      if (!session->worker->gone())
-        list.push_back(
-            {session->worker->pid(), session->startTicks, session->facts.lease, session->facts.devices});
+      if (!session->worker->gone()) {
+        list.push_back(stored(session->facts, session->worker->pid(), session->startTicks));
+        // One that moves, or is about to end, ends with this process.
+        if (session->role != Role::serving || session->ordered || next(session->number) != nullptr)
+          list.back().session.reset();
+      }
   if (announced_) list.push_back(*announced_);
   return list;
 }

@@ -59,7 +59,8 @@ struct SessionFacts {
   std::vector<std::string> devices;    // uuids of its devices
   std::vector<uint64_t> memoryLimits;  // of each, the lease's
   std::string transport;
-  uint64_t rowsHash = 0;  // its client's: which program its workers are of
+  uint64_t rowsHash = 0;   // its client's: which program its workers are of
+  bool readopted = false;  // it began in an earlier life of this server
 
   // It is, or is to be, on these.
   void place(const Placement& placement, const std::vector<Device>& inventory);
@@ -108,6 +109,10 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   void withdraw();
   // From here the worker is the session's; the client's socket was handed over. `client`: the same socket.
   void add(SessionFacts facts, kj::Own<WorkerChild> worker, kj::AutoCloseFd client);
+  // Of an earlier life of this server, whose worker has lived on. taken: what it has of the lease's memory,
+  // by device, and no more than that; counts: what its program has done up to now.
+  void readopt(SessionFacts facts, kj::Own<WorkerChild> worker, kj::AutoCloseFd client,
+               const std::vector<uint64_t>& taken, const SessionCounts& counts);
   // Ends all sessions of the lease; resolves when their processes are gone.
   kj::Promise<void> end(const Id& lease, const std::string& reason);
   // leaves: of a session whose client goes on at another server (transport::kLeavingWords).
@@ -290,6 +295,7 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   using AccountName = std::pair<Id, uint64_t>;  // lease, and the epoch of its placement
   static AccountName accountOf(const SessionFacts& facts) { return {facts.lease, facts.deviceEpoch}; }
 
+  static StoredWorker stored(const SessionFacts& facts, pid_t worker, uint64_t startTicks);
   Session* find(uint64_t number) const;
   Session* next(uint64_t number) const;
   // The next worker that waits for this session, whoever has it now.

@@ -145,6 +145,7 @@ WorkerParent::Process SpawnerParent::start(int program, const std::vector<std::s
 }
 
 void SpawnerParent::kill(pid_t pid) {
+  if (killAdopted(pid)) return;
   SpawnerRequest request;
   request.operation = SpawnerOperation::kill;
   request.pid = pid;
@@ -156,6 +157,7 @@ void SpawnerParent::kill(pid_t pid) {
 }
 
 int SpawnerParent::reap(pid_t pid) {
+  if (reapAdopted(pid)) return -1;
   SpawnerRequest request;
   request.operation = SpawnerOperation::reap;
   request.pid = pid;
@@ -175,6 +177,29 @@ bool SpawnerParent::killEarlier(int process) {
     return ask(request, {process}).words.error == 0;
   } catch (const kj::Exception&) {
     return false;
+  }
+}
+
+void SpawnerParent::outlive(pid_t pid) {
+  SpawnerRequest request;
+  request.operation = SpawnerOperation::outlive;
+  request.pid = pid;
+  tell(request);
+}
+
+// One that is not of its user ids is none of its concern.
+void SpawnerParent::spare(int process) {
+  SpawnerRequest request;
+  request.operation = SpawnerOperation::spare;
+  tell(request, {process});
+}
+
+// A spawner that has ended is heard of elsewhere (ended).
+void SpawnerParent::tell(const SpawnerRequest& request, const std::vector<int>& descriptors) {
+  try {
+    ask(request, descriptors);
+  } catch (const kj::Exception& error) {
+    GPUPOOL_ERROR("%s", error.getDescription().cStr());
   }
 }
 

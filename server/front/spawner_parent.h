@@ -30,6 +30,8 @@ class SpawnerParent final : public WorkerParent {
   void kill(pid_t pid) override;
   int reap(pid_t pid) override;
   bool killEarlier(int process) override;
+  void outlive(pid_t pid) override;
+  void spare(int process) override;
   // Rejects when the spawner ends: no worker can be started, or killed, from then on. Once.
   kj::Promise<void> ended(kj::UnixEventPort& port);
 
@@ -40,6 +42,7 @@ class SpawnerParent final : public WorkerParent {
   };
   Answered ask(const SpawnerRequest& request, const std::vector<int>& descriptors = {});
   Answered hear();
+  void tell(const SpawnerRequest& request, const std::vector<int>& descriptors = {});
 
   std::optional<UserLock> lock_;
   pid_t pid_ = 0;

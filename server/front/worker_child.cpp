@@ -124,7 +124,11 @@ void WorkerChild::kill() {
 WorkerChild::Exit WorkerChild::reap() {
   const int status = parent_.reap(pid_);
   gone_ = true;
-  if (status < 0) return {false, "vanished"};
+  if (status < 0) {  // of one that was started before this server nobody knows more than what it has said
+    bool said = false;
+    kj::runCatchingExceptions([&] { said = !lastWords().empty(); });
+    return {said, "has ended"};
+  }
   if (WIFSIGNALED(status)) {
     const int number = WTERMSIG(status);
     return {false, "was killed by signal " + std::to_string(number) + " (" + strsignal(number) + ")"};

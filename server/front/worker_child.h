@@ -52,6 +52,11 @@ class WorkerChild {
   KJ_DISALLOW_COPY(WorkerChild);
 
   pid_t pid() const { return pid_; }
+  // It is not ended with this process. Its door's name is kept for as long as this object is.
+  void outlive(kj::Own<void> door) {
+    door_ = kj::mv(door);
+    parent_.outlive(pid_);
+  }
   // The next report; none when the worker closed its end. Rejects on a malformed one. One receive at a time.
   kj::Promise<kj::Maybe<kj::Own<WorkerMessage>>> receive();
   // Called for every such report as it is read, whoever reads it.
@@ -97,6 +102,7 @@ class WorkerChild {
   kj::UnixEventPort::FdObserver socketObserver_;
   kj::Array<capnp::word> buffer_;
   bool gone_ = false;
+  kj::Own<void> door_;
   std::string lastWords_;
   Lost lost_;
   Memory memory_;

@@ -36,10 +36,12 @@ class OwnChildren final : public WorkerParent {
     }
   }
   void kill(pid_t pid) override {
+    if (killAdopted(pid)) return;
     ::kill(-pid, SIGKILL);
     ::kill(pid, SIGKILL);  // it may not have reached setsid yet
   }
   int reap(pid_t pid) override {
+    if (reapAdopted(pid)) return -1;
     // Helpers the worker started (JIT compilers, ...) go with it; its pid is ours until it is reaped.
     ::kill(-pid, SIGKILL);
     return waitFor(pid);
@@ -48,6 +50,13 @@ class OwnChildren final : public WorkerParent {
 };
 
 }  // namespace
+
+bool WorkerParent::killAdopted(pid_t pid) {
+  const auto found = adopted_.find(pid);
+  if (found == adopted_.end()) return false;
+  killEarlier(found->second);
+  return true;
+}
 
 WorkerParent& ownChildren() {
   static OwnChildren parent;

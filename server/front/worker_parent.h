@@ -8,6 +8,7 @@
 #include <kj/io.h>
 #include <sys/types.h>
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,21 @@ class WorkerParent {
   virtual int reap(pid_t pid) = 0;
   // SIGKILL to a worker of an earlier life of this server, by its pidfd. False: it may not.
   virtual bool killEarlier(int process) = 0;
+  // A worker of this life is not ended with this process.
+  virtual void outlive([[maybe_unused]] pid_t pid) {}
+  // A worker of an earlier life, by its pidfd, still runs: nothing is started under its user id.
+  virtual void spare([[maybe_unused]] int process) {}
+  // Such a worker is one of this life from here on: kill(pid) and reap(pid) are for it, too. How it ends
+  // nobody knows.
+  void adopt(pid_t pid, kj::AutoCloseFd process) { adopted_[pid] = kj::mv(process); }
+
+ protected:
+  // For `kill` and `reap`: false: it is none that was adopted.
+  bool killAdopted(pid_t pid);
+  bool reapAdopted(pid_t pid) { return adopted_.erase(pid) != 0; }
+
+ private:
+  std::map<pid_t, kj::AutoCloseFd> adopted_;  // pidfds
 };
 
 WorkerParent& ownChildren();

@@ -39,7 +39,7 @@ std::string keyOf(const std::string& moduleCache) {
 }  // namespace
 
 WorkerStarts::WorkerStarts(LeaseTable& leases, Settings settings)
-    : leases_(leases), settings_(std::move(settings)) {
+    : leases_(leases), settings_(std::move(settings)), doors_(settings_.doors) {
   if (!settings_.moduleCache.empty()) cacheKey_ = keyOf(settings_.moduleCache);
   if (cacheKey_.empty()) settings_.moduleCache.clear();
 }
@@ -56,8 +56,16 @@ bool WorkerStarts::send(WorkerChild& worker, const SessionFacts& facts, const Gr
   start.setReportActivity(settings_.reportActivity || grant.protectMs != 0 || grant.idleMs != 0);
   start.setProtected(grant.protectMs != 0);
   start.setHolderKeeps(grant.holderKeeps);
-  const kj::AutoCloseFd cache = cacheFolder(grant.tenant);
-  return worker.send(message, describeDescriptors(start, *placement, socket, cache));
+  const kj::AutoCloseFd cache = cacheFolder(grant.tenant), door = doorFor(worker, grant);
+  if (door.get() >= 0) start.setAwayMs(static_cast<uint32_t>(settings_.away.count()));
+  return worker.send(message, describeDescriptors(start, *placement, socket, cache, door));
+}
+
+kj::AutoCloseFd WorkerStarts::doorFor(WorkerChild& worker, const Grant& grant) const {
+  if (settings_.away.count() == 0 || !leases_.outlives(grant)) return nullptr;
+  auto door = doors_.make(worker.pid());
+  if (door.get() >= 0) worker.outlive(doors_.nameOf(worker.pid()));
+  return door;
 }
 
 void WorkerStarts::fill(const SessionFacts& facts, const Placement& placement,
@@ -77,13 +85,15 @@ void WorkerStarts::fill(const SessionFacts& facts, const Placement& placement,
 }
 
 std::vector<int> WorkerStarts::describeDescriptors(schema::WorkerStart::Builder start,
-                                                   const Placement& placement, int socket, int cache) const {
+                                                   const Placement& placement, int socket, int cache,
+                                                   int door) const {
   std::vector<std::pair<schema::Descriptor, int>> list{
       {start.getRebuild() ? schema::Descriptor::STATE : schema::Descriptor::CLIENT_SOCKET, socket}};
   if (cache >= 0) list.emplace_back(schema::Descriptor::MODULE_CACHE, cache);
   for (const auto& device : placement.devices)
     if (const int lock = settings_.deviceLock(device.index); lock >= 0)
       list.emplace_back(schema::Descriptor::DEVICE_LOCK, lock);
+  if (door >= 0) list.emplace_back(schema::Descriptor::DOOR, door);
   auto kinds = start.initDescriptors(static_cast<unsigned>(list.size()));
   std::vector<int> descriptors;
   for (const auto& [kind, descriptor] : list) {

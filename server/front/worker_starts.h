@@ -4,11 +4,13 @@
 
 #include <kj/io.h>
 
+#include <chrono>
 #include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "server/front/doors.h"
 #include "server/front/leases.h"
 #include "server/front/sessions.h"
 
@@ -25,6 +27,9 @@ class WorkerStarts {
     std::function<int(size_t device)> deviceLock = [](size_t) { return -1; };
     bool reportActivity = false;  // WorkerStart's
     uint64_t moduleCacheBytes = 0;
+    // So long a session goes on without a server, where the next one may take it over; 0: it ends.
+    std::chrono::milliseconds away{0};
+    std::string doors;  // with `away`: the folder of their doors
   };
   WorkerStarts(LeaseTable& leases, Settings settings);
   KJ_DISALLOW_COPY(WorkerStarts);
@@ -44,12 +49,15 @@ class WorkerStarts {
   void fill(const SessionFacts& facts, const Placement& placement, schema::WorkerStart::Builder start) const;
   // What goes with the start, in the order in which it says so.
   std::vector<int> describeDescriptors(schema::WorkerStart::Builder start, const Placement& placement,
-                                       int socket, int cache) const;
+                                       int socket, int cache, int door) const;
+  // None: the session ends with the server.
+  kj::AutoCloseFd doorFor(WorkerChild& worker, const Grant& grant) const;
   kj::AutoCloseFd cacheFolder(const std::string& tenant) const;
   std::string folderOf(const std::string& tenant) const;
 
   LeaseTable& leases_;
   Settings settings_;
+  Doors doors_;
   std::string cacheKey_;  // <moduleCache>.key
 };
 

@@ -4,7 +4,8 @@
 // that says whether the spawner can do its work. Both are of one build and one machine: structs in memory's
 // order.
 //
-// The spawner ends, and its workers with it, when the server's end closes.
+// The spawner ends when the server's end closes, and its workers with it, but for those whose sessions the
+// server's next life may go on with.
 
 #include <cstdint>
 
@@ -21,6 +22,8 @@ enum class SpawnerOperation : uint32_t {
   kill,         // SIGKILL to the worker `pid` and its process group
   reap,         // the worker `pid` is gone (its pidfd says so): the answer has its status as of wait(2)
   killEarlier,  // SIGKILL to a worker of an earlier life of the server. Descriptor: its pidfd
+  outlive,      // the worker `pid` is not killed when the server's end closes
+  spare,  // nothing is started under the user id of such a worker before it is gone. Descriptor: its pidfd
 };
 
 struct SpawnerRequest {

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <grp.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -76,19 +77,20 @@ bool read(int file, const SpawnerRequest& request, Texts& texts) {
          at == texts.bytes.size();
 }
 
-// By its pidfd; its user id is asked while it is known to be this process.
-bool isOf(int process, const UserRange& users) {
+// Of a pidfd; it is asked while it is known to be this process's. 0: it is none of these.
+uid_t userOf(int process, const UserRange& users) {
   std::ifstream about("/proc/self/fdinfo/" + std::to_string(process));
   pid_t pid = 0;
   for (std::string line; std::getline(about, line);)
     if (std::sscanf(line.c_str(), "Pid: %d", &pid) == 1) break;
-  if (pid <= 0) return false;
+  if (pid <= 0) return 0;
   std::ifstream status("/proc/" + std::to_string(pid) + "/status");
   unsigned real = 0, effective = 0, saved = 0;
   for (std::string line; std::getline(status, line);)
     if (std::sscanf(line.c_str(), "Uid: %u %u %u", &real, &effective, &saved) == 3) break;
-  return users.has(real) && users.has(effective) && users.has(saved) &&
-         syscall(SYS_pidfd_send_signal, process, 0, nullptr, 0) == 0;  // it was not another one's id by then
+  const bool lives =
+      syscall(SYS_pidfd_send_signal, process, 0, nullptr, 0) == 0;  // so the id was not another's
+  return lives && users.has(real) && effective == real && saved == real ? real : 0;
 }
 
 }  // namespace
@@ -107,7 +109,7 @@ Spawner::Spawner(UserRange users) : users_(users), groups_(groupsOfWorkers()), n
 Spawner::~Spawner() {
   collect();
   for (const auto& [pid, worker] : workers_)
-    if (!worker.status) ::kill(-pid, SIGKILL);
+    if (!worker.status && !worker.outlives) ::kill(-pid, SIGKILL);
 }
 
 void Spawner::serve(int socket) {
@@ -142,6 +144,11 @@ Spawner::Answer Spawner::answer(const SpawnerRequest& request, const std::vector
     case SpawnerOperation::killEarlier:
       if (descriptors.size() != 1) break;
       return killEarlier(descriptors[0]);
+    case SpawnerOperation::outlive:
+      return outlive(request.pid);
+    case SpawnerOperation::spare:
+      if (descriptors.size() != 1) break;
+      return spare(descriptors[0]);
   }
   return {{EPROTO}};
 }
@@ -169,7 +176,7 @@ Spawner::Answer Spawner::start(const SpawnerRequest& request, int program, int c
     return {{why}};
   }
   fcntl(process, F_SETFD, FD_CLOEXEC);
-  workers_[pid] = {user, {}};
+  workers_[pid] = {user, {}, false};
   return {{0, pid, 0}, process};
 }
 
@@ -204,8 +211,34 @@ void Spawner::collect() {
 }
 
 Spawner::Answer Spawner::killEarlier(int process) const {
-  if (!isOf(process, users_)) return {{EPERM}};
+  if (userOf(process, users_) == 0) return {{EPERM}};
   return {{syscall(SYS_pidfd_send_signal, process, SIGKILL, nullptr, 0) == 0 ? 0 : errno}};
+}
+
+Spawner::Answer Spawner::outlive(pid_t pid) {
+  const auto worker = workers_.find(pid);
+  if (worker == workers_.end()) return {{ESRCH}};
+  worker->second.outlives = true;
+  return {};
+}
+
+Spawner::Answer Spawner::spare(int process) {
+  const uid_t user = userOf(process, users_);
+  if (user == 0) return {{EPERM}};
+  const int kept = fcntl(process, F_DUPFD_CLOEXEC, 0);
+  if (kept < 0) return {{errno}};
+  if (!spared_.try_emplace(user, kept).second) close(kept);  // one more of them: it is that one's
+  return {};
+}
+
+bool Spawner::isSpared(uid_t user) {
+  const auto found = spared_.find(user);
+  if (found == spared_.end()) return false;
+  pollfd gone{found->second, POLLIN, 0};
+  if (poll(&gone, 1, 0) != 1) return true;
+  close(found->second);
+  spared_.erase(found);
+  return false;
 }
 
 uid_t Spawner::freeUser() {
@@ -214,7 +247,7 @@ uid_t Spawner::freeUser() {
     next_ = next_ == users_.last ? users_.first : next_ + 1;
     const bool used = std::any_of(workers_.begin(), workers_.end(),
                                   [&](const auto& one) { return one.second.user == user; });
-    if (!used && sweep(user)) return user;
+    if (!used && !isSpared(user) && sweep(user)) return user;
   }
   return 0;
 }

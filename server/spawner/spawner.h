@@ -26,7 +26,7 @@ class Spawner {
  public:
   // Of a process with one thread and these capabilities, which loses all others. Throws std::runtime_error.
   explicit Spawner(UserRange users);
-  ~Spawner();  // kills its workers
+  ~Spawner();  // kills its workers that are not to outlive it
   Spawner(const Spawner&) = delete;
   Spawner& operator=(const Spawner&) = delete;
 
@@ -37,6 +37,7 @@ class Spawner {
   struct Worker {
     uid_t user = 0;
     std::optional<int> status;  // it has ended; wait(2)
+    bool outlives = false;
   };
   struct Answer {
     SpawnerAnswer words;
@@ -48,6 +49,10 @@ class Spawner {
   Answer reap(pid_t pid);
   Answer kill(pid_t pid);
   Answer killEarlier(int process) const;
+  Answer outlive(pid_t pid);
+  Answer spare(int process);
+  // A worker of an earlier life has it, and is to live.
+  bool isSpared(uid_t user);
   // A user id of which no process runs; 0: all are in use.
   uid_t freeUser();
   // Ends what runs under that user id. True: nothing does any more.
@@ -59,6 +64,7 @@ class Spawner {
   const UserRange users_;
   std::vector<gid_t> groups_;
   std::map<pid_t, Worker> workers_;  // until the server has asked for their status
+  std::map<uid_t, int> spared_;      // pidfds
   uid_t next_;                       // to try: ids are given in turn
 };
 

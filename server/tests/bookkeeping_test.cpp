@@ -1,4 +1,5 @@
 // The pure parts of the server: what is granted, who is slowed down, what a worker's environment holds.
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -309,8 +310,21 @@ TEST_CASE("the sessions of a lease share what it has of each device") {
 TEST_CASE("a server's state outlives it, and workers do not outlive the machine") {
   Folder folder;
   const std::string path = folder.path + "/server-x.state";
-  const ServerState state{
-      {{uuid(0), 7}, {uuid(1), 9}}, {{12, 345, {1, 2}, {uuid(0)}}}, {{{1, 2}, {3, 4}, "monday", "x"}}};
+  const StoredSession session{{5, 6}, 3, 7, 42, "train", "ucx", 99};
+  const StoredGrant lease{{1, 2},
+                          7,
+                          std::vector(32, std::byte{'k'}),
+                          {{uuid(0), 1000}},
+                          "eve",
+                          "tenant",
+                          25,
+                          schema::Priority::HIGH,
+                          60'000,
+                          5000};
+  const ServerState state{{{uuid(0), 7}, {uuid(1), 9}},
+                          {{12, 345, {1, 2}, {uuid(0)}}, {13, 345, {1, 2}, {uuid(0)}, session}},
+                          {{{1, 2}, {3, 4}, "monday", "x"}},
+                          {lease}};
   CHECK(StateFile(path, "boot").read() == ServerState{});
   StateFile(path, "boot").write(state);
   std::ofstream(path + ".new") << "half";  // of a server that was killed while it wrote
@@ -319,9 +333,34 @@ TEST_CASE("a server's state outlives it, and workers do not outlive the machine"
   const ServerState later = StateFile(path, "another boot").read();
   CHECK(later.epochs == state.epochs);
   CHECK(later.workers.empty());
+  CHECK(later.leases.empty());
+  struct stat file{};
+  REQUIRE(stat(path.c_str(), &file) == 0);
+  CHECK((file.st_mode & 0777) == 0600);  // it has keys
   CHECK(later.holds.empty());
   std::filesystem::resize_file(path, 20);
   CHECK(StateFile(path, "boot").read() == ServerState{});
+}
+
+TEST_CASE("a lock comes back with the descriptor of a worker that holds it, and with no other") {
+  Folder folder;
+  const LockOwner me{"me", "/run/me", getpid(), gpupool::processStartTicks(getpid())};
+  auto earlier = std::make_unique<DeviceLock>(folder.path, uuid(0));
+  REQUIRE(earlier->take(me));
+  kj::AutoCloseFd workers(fcntl(earlier->descriptor(), F_DUPFD_CLOEXEC, 0));
+  earlier.reset();
+  DeviceLock next(folder.path, uuid(0)), another(folder.path, uuid(1));
+  CHECK_FALSE(next.take(me));
+  kj::AutoCloseFd none(open("/dev/null", O_RDWR | O_CLOEXEC)),
+      same(open((folder.path + "/gpupool-" + uuidText(uuid(0)) + ".lock").c_str(), O_RDWR | O_CLOEXEC));
+  REQUIRE(same.get() >= 0);
+  CHECK_FALSE(next.takeBack(none, me));
+  CHECK_FALSE(next.takeBack(same, me));        // the file, and not the lock
+  CHECK_FALSE(another.takeBack(workers, me));  // another GPU's
+  REQUIRE(next.takeBack(workers, me));
+  CHECK(workers.get() < 0);
+  next.release();
+  CHECK(DeviceLock(folder.path, uuid(0)).take(me));
 }
 
 TEST_CASE("a lock is held by whoever has its descriptor, also when its server is gone") {

@@ -1,6 +1,9 @@
 // Leases that move to other devices of their server: what is reserved, and from when to when.
 #include "server/front/leases.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "server/front/lease_tally.h"
 #include "server/front/memory_account.h"
 #include "server/tests/support.h"
@@ -195,4 +198,55 @@ TEST_CASE("a lease with more devices than a session can have is refused") {
   LeaseTable table(twoDevices());
   CHECK(grant(table, kMoving, 4, {0, 1, 0, 1, 0, 1, 0, 1, 0}, kGiB) ==
         "it has 9 devices, and a session at most 8");
+}
+
+TEST_CASE("the next life of a server goes on with leases that are at rest or at work, and with no other") {
+  LeaseTable table(twoDevices());
+  const auto lives = [&](Id id) {
+    const auto list = table.readoptable();
+    return std::any_of(list.begin(), list.end(), [&](const StoredGrant& one) { return one.id == id; });
+  };
+  int changes = 0;
+  table.onChange([&] { ++changes; });
+  const auto changed = [&] { return std::exchange(changes, 0) != 0; };
+  REQUIRE(grant(table, kMoving, 4, {0, 1}) == "");
+  CHECK(lives(kMoving));
+  CHECK(changed());
+  const StoredGrant stored = table.readoptable()[0];
+  table.pause(kMoving);
+  CHECK_FALSE(lives(kMoving));
+  CHECK(changed());
+  table.setSuspended(kMoving, {.kept = {0, 0}});
+  CHECK_FALSE(lives(kMoving));
+  table.unpause(kMoving);
+  CHECK(lives(kMoving));
+  CHECK(changed());
+  table.pauseToMove(kMoving);
+  CHECK_FALSE(lives(kMoving));
+  table.unpause(kMoving);
+  table.close(kMoving);
+  CHECK_FALSE(lives(kMoving));
+  CHECK(changed());
+
+  LeaseTable next(twoDevices(), {{uuid(0), 4}, {uuid(1), 9}});
+  REQUIRE_FALSE(next.readopt(stored, {{{7, 7}, 3}}));
+  const Grant& lease = *next.admissible(kMoving);
+  CHECK(lease.epoch == 4);
+  CHECK(indices(lease) == std::vector<size_t>{0, 1});
+  CHECK(lease.key == stored.key);
+  CHECK(lease.holder == "tester");
+  CHECK(lease.sessionEpochs.at({7, 7}) == 3);
+  CHECK(next.reserved(0) == kGiB);
+  CHECK(next.readopted() == std::vector<std::pair<Id, uint64_t>>{{kMoving, 4}});
+  CHECK(next.readoptable() == std::vector{stored});
+  CHECK(grant(next, {5, 5}, 4, {0}) != "");  // the epoch is one that was
+  CHECK(grant(next, {5, 5}, 5, {0}) == "");
+  // Not where that is not what the device had, nor beside what does not leave the room.
+  LeaseTable older(twoDevices(), {{uuid(0), 3}, {uuid(1), 9}}), other({twoDevices()[0]}, {{uuid(0), 4}});
+  CHECK(older.readopt(stored, {}));
+  CHECK(other.readopt(stored, {}));
+  StoredGrant large = stored;
+  large.id = {6, 6};
+  large.devices[0].second = twoDevices()[0].memoryBytes;
+  CHECK(next.readopt(large, {}));
 }

@@ -75,6 +75,8 @@ struct Told {
   std::vector<std::string> problems;
   std::vector<uint64_t> epochs;
   std::vector<std::vector<Id>> running;
+  std::vector<std::pair<Id, uint64_t>> readopted;
+  unsigned joins = 0;
   uint64_t epoch = 1;                    // of the next grant
   bool revoke = false, revoked = false;  // of lease 1
 };
@@ -110,6 +112,10 @@ class Granter final : public schema::Manager::Server {
     for (auto device : join.getInfo().getDevices()) told_.problems.push_back(device.getProblem().cStr());
     told_.epochs.clear();
     told_.running.clear();
+    told_.readopted.clear();
+    for (auto one : join.getReadopted())
+      told_.readopted.emplace_back(schema::read(one.getId()), one.getDeviceEpoch());
+    ++told_.joins;
     for (auto report : join.getReports()) {
       told_.epochs.push_back(report.getHighestEpoch());
       auto& ids = told_.running.emplace_back();
@@ -139,7 +145,7 @@ struct Bench : kj::TaskSet::ErrorHandler {
   kj::TaskSet tasks{*this};
   Opening opening;
 
-  Bench() {
+  explicit Bench(const std::vector<std::string>& more = {}) : process(more) {
     tasks.add(manager.listen(listener.receiver()));
     until([&] { return told.granted; });
     auto address = io.provider->getNetwork().parseAddress("unix:" + process.local()).wait(io.waitScope);
@@ -153,7 +159,7 @@ struct Bench : kj::TaskSet::ErrorHandler {
 }  // namespace
 
 TEST_CASE("when the server is killed its workers end within two seconds and tell their clients") {
-  Bench bench;
+  Bench bench({"--restart-time", "0"});
   const pid_t session = std::stoi(bench.opening.order('p').wait(bench.io.waitScope));
   const auto workers = children(bench.process.pid);
   CHECK_FALSE(workers.empty());
@@ -193,6 +199,38 @@ TEST_CASE("a killed server that comes back offers no device whose old worker sti
   CHECK_FALSE(alive(session));
   bench.until([&] { return bench.told.problems == std::vector<std::string>{"", ""}; });
   CHECK_FALSE(alive(session));
+}
+
+TEST_CASE("a killed server that comes back goes on with its sessions, as often as that happens") {
+  Bench bench;
+  auto& opening = bench.opening;
+  const auto ask = [&](char order) { return opening.order(order).wait(bench.io.waitScope); };
+  const std::string session = ask('p');
+  CHECK(ask('m') == "taken, others have 0 MiB");
+  std::optional<ServerProcess> next;
+  for (uint64_t life = 2; life < 5; ++life) {
+    ServerProcess& before = next ? *next : bench.process;
+    kill(before.pid, life == 4 ? SIGUSR2 : SIGKILL);
+    before.wait();
+    CHECK(ask('p') == session);       // without a server
+    auto asked = opening.order('m');  // of whichever server answers
+    bench.told = {};
+    bench.told.epoch = life;
+    next.emplace(std::vector<std::string>{}, bench.process.kept);
+    bench.until([&] { return bench.told.joins != 0; });
+    REQUIRE(bench.told.readopted.size() == life - 1);  // and those without a session that were granted since
+    CHECK(bench.told.readopted[0] == std::pair(Id{1, 1}, uint64_t{1}));
+    CHECK(bench.told.running == std::vector<std::vector<Id>>{{{1, 1}}, {{1, 1}}});
+    CHECK(asked.wait(bench.io.waitScope) == "refused, others have 0 MiB");  // it has 600 of 1024 MiB
+    bench.until([&] { return bench.told.problems == std::vector<std::string>{"", ""}; });
+  }
+  CHECK(ask('g') == "given");
+  CHECK(ask('m') == "taken, others have 0 MiB");
+  kill(next->pid, SIGTERM);
+  CHECK(opening.hear().wait(bench.io.waitScope) == "stop: the GPU server is shutting down");
+  CHECK(next->wait() == 0);
+  CHECK_FALSE(alive(std::stoi(session)));
+  CHECK_FALSE(std::filesystem::exists(bench.process.folder.path + "/server-" + kServer + ".doors"));
 }
 
 TEST_CASE("SIGTERM ends the sessions and the workers and leaves no file") {

@@ -47,6 +47,9 @@ class Account {
   virtual CUresult open(const schema::ShareToken&, Opened&) { return CUDA_ERROR_NOT_SUPPORTED; }
   // awaited: when it returns, nobody opens it any more.
   virtual void endOffer(const schema::ShareToken&, [[maybe_unused]] bool awaited) {}
+  // The session has it, or has it no more, and it is on the account as another worker's of the session.
+  virtual void inherit(unsigned, uint64_t) {}
+  virtual void disinherit(unsigned, uint64_t) {}
   // A piece of which a part was offered has ended here: in place of `give`.
   virtual void endPiece(uint64_t piece, unsigned place, uint64_t bytes) { give(place, bytes), void(piece); }
   virtual void close(uint64_t) {}

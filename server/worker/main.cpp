@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -173,6 +174,7 @@ int serve(const server::WorkerArguments& arguments) {
     if (!start->rebuild || (start->stream && !arguments.disturbStreams)) memory.settle();
     const int clientGone = connection != nullptr ? connection->wakeupDescriptor() : -1;
     server::Session session(*driver, *start, std::move(connection), std::move(pages), std::move(account));
+    std::atomic<bool> served{!start->rebuild};  // it has a client
     server::Suspender suspender(
         session, [&](const server::SuspendOutcome& outcome) { process.reportSuspended(outcome); },
         [&](const server::MoveOutcome& outcome) { process.reportMoved(outcome); });
@@ -188,7 +190,13 @@ int serve(const server::WorkerArguments& arguments) {
          [&](std::chrono::milliseconds drain, int socket) { suspender.copy(drain, socket); },
          [&](std::chrono::milliseconds drain, int socket) { suspender.copyPages(drain, socket); },
          [&](uint64_t frame, uint64_t aside) { session.tellKept(frame, aside); },
-         [&](uint64_t number) { session.sharedEvents().gone(number); }});
+         [&](uint64_t number) { session.sharedEvents().gone(number); },
+         [&]() -> std::string {
+           if (!served) return "its client has not come yet";
+           // The server has the descriptors of what is shared, and its next life has not.
+           const bool shares = session.space().shared() + session.sharedEvents().shared() != 0;
+           return shares ? "it shares memory or events with other processes of its lease" : suspender.apart();
+         }});
     session.onClientLog([&](const server::ClientLog& log) { process.reportLog(log); });
     if (arguments.disturb) suspender.compareContents();
     if (arguments.disturbKills)
@@ -204,7 +212,7 @@ int serve(const server::WorkerArguments& arguments) {
     process.watchServer(
         [&](const std::string& reason) {
           // Its client asks its holder, and must see nothing of this end: no call that fails.
-          if (start->holderKeeps && reason == server::kServerDiedText) _exit(0);
+          if (start->holderKeeps && reason.starts_with(server::kServerDiedText)) _exit(0);
           session.stop(reason + "; start the program again");
         },
         server::WorkerProcess::kGrace, clientGone);
@@ -221,6 +229,7 @@ int serve(const server::WorkerArguments& arguments) {
       auto made = connect(arguments, *start, *client);
       process.watchClient(made->wakeupDescriptor());
       session.connect(std::move(made));
+      served = true;
     }
     server::HindranceWatch hindrances(
         session, [&](const std::vector<std::string>& reasons) { process.reportHindrances(reasons); });

@@ -23,10 +23,15 @@ class RebuildAccount final : public Account {
   explicit RebuildAccount(std::unique_ptr<Account> account) : account_(std::move(account)) {}
   void settle() { settled_ = true; }
   CUresult take(unsigned place, uint64_t bytes) override {
-    return settled_ ? account_->take(place, bytes) : CUDA_SUCCESS;
+    if (settled_) return account_->take(place, bytes);
+    account_->inherit(place, bytes);
+    return CUDA_SUCCESS;
   }
   void give(unsigned place, uint64_t bytes) override {
-    if (settled_) account_->give(place, bytes);
+    if (settled_)
+      account_->give(place, bytes);
+    else
+      account_->disinherit(place, bytes);
   }
   uint64_t others(unsigned place) override { return settled_ ? account_->others(place) : 0; }
   CUresult offer(uint64_t piece, const Part& part, int descriptor, schema::ShareToken& token) override {

@@ -77,7 +77,16 @@ void ServerAccount::endOffer(const schema::ShareToken& token, bool awaited) {
     process_.tellShare(end);
 }
 
-void ServerAccount::endPiece(uint64_t piece, unsigned, uint64_t) {
+void ServerAccount::inherit(unsigned place, uint64_t bytes) {
+  if (place != kHost) process_.inheritMemory(place, bytes);
+}
+
+void ServerAccount::disinherit(unsigned place, uint64_t bytes) {
+  if (place != kHost) process_.disinheritMemory(place, bytes);
+}
+
+void ServerAccount::endPiece(uint64_t piece, unsigned place, uint64_t bytes) {
+  disinherit(place, bytes);
   process_.tellShare({ShareReport::What::endPiece, {}, {}, piece});
 }
 

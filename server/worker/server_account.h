@@ -18,6 +18,8 @@ class ServerAccount final : public Account {
   CUresult offer(uint64_t piece, const Part& part, int descriptor, schema::ShareToken& token) override;
   CUresult open(const schema::ShareToken& token, Opened& opened) override;
   void endOffer(const schema::ShareToken& token, bool awaited) override;
+  void inherit(unsigned place, uint64_t bytes) override;
+  void disinherit(unsigned place, uint64_t bytes) override;
   void endPiece(uint64_t piece, unsigned place, uint64_t bytes) override;
   void close(uint64_t opening) override;
   uint64_t number() const override { return number_; }

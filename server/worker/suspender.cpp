@@ -9,6 +9,7 @@ namespace gpupool::server {
 namespace {
 
 constexpr std::chrono::milliseconds kLookAtCopier{1000};
+constexpr std::chrono::milliseconds kApart{2000};
 
 }  // namespace
 
@@ -100,6 +101,13 @@ bool Suspender::awaitCycle(uint64_t seen, std::chrono::milliseconds time) {
   while (!over() && !ending_ && !session_.stopping() && Clock::now() < deadline)
     changed_.wait_for(lock, std::chrono::milliseconds(100), over);
   return over();
+}
+
+std::string Suspender::apart() {
+  settle(kApart);
+  std::lock_guard lock(mutex_);
+  if (suspended_) return "it is suspended";
+  return busy_ || !orders_.empty() ? "it is being suspended or moved" : "";
 }
 
 void Suspender::run() {

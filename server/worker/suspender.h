@@ -70,6 +70,10 @@ class Suspender {
   // ends because it has moved.
   void settle(std::chrono::milliseconds time);
 
+  // "" if nothing of the session is with the server's processes, whose end it then outlives; else what is,
+  // for people. Waits a while for what is under way, and fails where the server is gone.
+  std::string apart();
+
   // Some stream of the session captures.
   bool captureOpen();
 

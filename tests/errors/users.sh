@@ -98,6 +98,32 @@ check "its workers end with it" until_true are_gone "${workers[@]}"
 down
 check "none is left: $(uids)" until_true none_left
 
+case_of "a session outlives its server and the spawner, under its user id"
+up
+echo | "$bin/gpupool" run -- "${launcher[@]}" "$programs/steady_work" --mib 16 --ready --until "$folder/enough" \
+  >"$folder/lasting.out" 2>"$folder/lasting.err" &
+lasting=$!
+started+=($lasting)
+works() { grep -qs ready "$folder/lasting.out"; }
+check "it begins" until_true works
+worker=$(grep -oE "began, worker [0-9]+" "$GPUPOOL_STATE/server.log" | grep -oE '[0-9]+')
+user=$(uids | awk -v pid="$worker" '$2 == pid { print $1 }')
+goes_on() { [ "$(grep -c "session .*: goes on, worker $worker" "$GPUPOOL_STATE/server.log")" -ge "$1" ]; }
+waits() { [ "$(uids | awk '{ print $1 }' | sort -u | wc -l)" -ge 3 ]; } # other workers are there, of other users
+kill -KILL "$(pid_of server)"
+check "it goes on" until_true goes_on 1
+check "others are started" until_true waits
+kill -KILL "$(spawner)"
+check "it goes on once more: $(tail -n 3 "$GPUPOOL_STATE/server.log")" until_true goes_on 2
+check "others are started" until_true waits
+check "the worker is alone under its id: $(uids)" test "$(uids | grep -c "^$user ")" = 1
+touch "$folder/enough"
+wait $lasting
+status=$?
+check "it is right: $status $(cat "$folder/lasting.out" "$folder/lasting.err")" test "$status-$(tail -1 "$folder/lasting.out")" = 0-PASS
+down
+check "none is left: $(uids)" until_true none_left
+
 case_of "the server is ended"
 GPUPOOL_SERVER_WORKER_USERS=$first-$((first + 31)) up
 GPUPOOL_SERVER_WORKER_USERS=$((first + 32))-$last start_server second

@@ -47,7 +47,8 @@ bool findsPlantedBugs() {
               {Bug::setsCalendar, "a calendar that is set forward"},
               {Bug::keepsDevices, "a server that keeps the devices that a lease has left"},
               {Bug::earlyHolds, "a server that says that a lease is held before its sessions have left"},
-              {Bug::forgetsHolds, "a disk that loses that leases are held"}};
+              {Bug::forgetsHolds, "a disk that loses that leases are held"},
+              {Bug::hidesReturns, "a restarted server that does not say with which leases it goes on"}};
   bool all = true;
   for (const auto& one : bugs) {
     std::string fault;
@@ -71,6 +72,7 @@ void add(Result& sum, const Result& one) {
   sum.arrivals += one.arrivals, sum.ordered += one.ordered, sum.limited += one.limited;
   sum.checkpoints += one.checkpoints, sum.adoptions += one.adoptions, sum.unused += one.unused;
   sum.holds += one.holds, sum.restores += one.restores;
+  sum.readopted += one.readopted;
   sum.preempted += one.preempted, sum.noticed += one.noticed;
 }
 
@@ -105,7 +107,8 @@ int main(int count, char** words) {
       "%llu cordons, %llu moves (%llu sessions to other GPUs), %llu leases that could have overtaken, %llu "
       "ended by their time limit, %llu checkpoints, %llu leases held in files, %llu restored, %llu adoptions "
       "of "
-      "claims, %llu claims that nobody used, %llu leases preempted, %llu by notice: "
+      "claims, %llu claims that nobody used, %llu leases preempted, %llu by notice, %llu with which a "
+      "restarted server went on: "
       "%llu "
       "faults, in %.1f s\n",
       number(runs), number(sum.leases), number(sum.crowded), number(sum.restarts), number(sum.stalls),
@@ -113,7 +116,7 @@ int main(int count, char** words) {
       number(sum.twins), number(sum.suspends), number(sum.resumes), number(sum.cordons),
       number(sum.migrations), number(sum.arrivals), number(sum.ordered), number(sum.limited),
       number(sum.checkpoints), number(sum.holds), number(sum.restores), number(sum.adoptions),
-      number(sum.unused), number(sum.preempted), number(sum.noticed), number(faults),
+      number(sum.unused), number(sum.preempted), number(sum.noticed), number(sum.readopted), number(faults),
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   return faults == 0 && (one || findsPlantedBugs()) ? 0 : 1;
 }

@@ -63,6 +63,8 @@ struct Orphan {
   pool::Lease lease;  // its server was killed; its worker still runs
   Moving moving;      // as it was
   uint64_t goneAt = 0;
+  bool comesBack = false;  // the next life goes on with it, if it is there by then
+  uint32_t sessions = 0;   // comesBack: that it has
 };
 
 struct SimulatedServer {
@@ -75,6 +77,7 @@ struct SimulatedServer {
   uint64_t stalledUntil = 0;  // SIGSTOP
   std::map<Id, Running> leases;
   std::vector<Orphan> orphans;
+  std::map<Id, uint64_t> readopted;        // with which this life goes on, and the epochs of their placements
   std::map<std::string, uint64_t> epochs;  // highest by UUID; kept in the server's state folder
   int connection = -1;                     // index into the world's; -1: none
   bool joined = false;                     // over this connection

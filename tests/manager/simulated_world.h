@@ -46,6 +46,7 @@ class World final : private PoolEvents {
   bool chance(uint64_t percent) { return pick(100) < percent; }
   // Of their own numbers: what else happens in the history of a seed does not depend on them.
   uint64_t pickMove(uint64_t below) { return moves_() % below; }
+  uint64_t pickReturn(uint64_t below) { return returns_() % below; }
   uint64_t pickTurn(uint64_t below) { return turns_() % below; }
   uint64_t pickMark(uint64_t below) { return marks_() % below; }
   uint64_t pickTarget(uint64_t below) { return targets_() % below; }
@@ -172,6 +173,8 @@ class World final : private PoolEvents {
   };
   void checkGpu(const std::string& uuid, const Gpu& gpu);
   void checkHolds();
+  void checkReadopted();
+  void goOn(SimulatedServer& server);
   void checkExpiries();
   void checkUnused(const Holder& holder);
   const Holder* holderOf(const Id& id) const;
@@ -188,7 +191,7 @@ class World final : private PoolEvents {
   std::string state(const LeaseRecord& record) const;
   void checkQuiet();
 
-  std::mt19937_64 random_, moves_, turns_, marks_, holds_, targets_, wishes_, claims_;
+  std::mt19937_64 random_, moves_, turns_, marks_, holds_, targets_, wishes_, claims_, returns_;
   const Bug bug_;
   const bool preempts_;  // requests of higher classes take devices from lower ones
   bool loseStores_ = false, probing_ = false, overcommits_ = false, healed_ = false, administrated_ = false;

@@ -16,6 +16,7 @@ World::World(uint64_t seed, Bug bug)
       targets_(seed * 3 + 7),
       wishes_(~seed * 3 + 7),
       claims_(seed * 5 + 11),
+      returns_(~seed * 5 + 11),
       bug_(bug),
       preempts_(bug == Bug::none && seed % 3 == 0) {
   loseStores_ = chance(25);
@@ -150,9 +151,19 @@ void World::killServer(SimulatedServer& server) {
   for (auto& [id, one] : server.leases) {
     if (one.held != Id{} && one.moving.is == Moving::Is::suspended) continue;  // no worker is here
     server.orphans.push_back({one.lease, one.moving, now_ + pick(4000)});
+    // Where leases take turns, where it moves and where it ends, nothing goes on.
+    const bool rests =
+        one.moving.is == Moving::Is::running && !one.target && one.orders.empty() && !one.closing;
+    if (rests && server.overcommitPercent == 100 && pickReturn(100) < 60) {
+      Orphan& orphan = server.orphans.back();
+      orphan.comesBack = true;
+      orphan.sessions = one.sessions;
+      orphan.goneAt = now_ + pickReturn(30'000);
+    }
     if (one.target) server.orphans.push_back({*one.target, one.moving, now_ + pickTarget(4000)});
   }
   server.leases.clear();
+  server.readopted.clear();
   if (server.connection >= 0) closeAtServer(*connections_[server.connection]);
   server.connection = -1;
 }
@@ -234,6 +245,7 @@ void World::managerStep() {
   checkExpiries();
   checkLimits();
   checkHolds();
+  checkReadopted();
   if (const std::string wrong = pool_->inventoryFault(now); !wrong.empty())
     fault("the kept inventory: " + wrong);
 }

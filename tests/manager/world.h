@@ -42,6 +42,7 @@ enum class Bug {
   keepsDevices,    // a server says that a lease has left its devices, and keeps them for it
   earlyHolds,      // a server says that a lease is held before its sessions have left
   forgetsHolds,    // the disk loses that leases are held
+  hidesReturns,    // a restarted server goes on with leases, and does not say so
 };
 
 struct Result {
@@ -49,7 +50,7 @@ struct Result {
   uint64_t leases = 0, restarts = 0, stalls = 0, kills = 0, partitions = 0, fullDisks = 0, lostStores = 0,
            twins = 0, suspends = 0, resumes = 0, crowded = 0, cordons = 0, migrations = 0, arrivals = 0,
            ordered = 0, limited = 0, checkpoints = 0, adoptions = 0, unused = 0, holds = 0, restores = 0,
-           preempted = 0, noticed = 0;
+           preempted = 0, noticed = 0, readopted = 0;
 };
 
 Result runHistory(uint64_t seed, Bug bug = Bug::none);

@@ -64,6 +64,20 @@ void World::checkHolds() {
   }
 }
 
+// Not because its server was restarted.
+void World::checkReadopted() {
+  if (stores_ != 0) return;
+  for (const SimulatedServer& server : servers_)
+    for (const auto& [id, epoch] : server.readopted) {
+      const auto record = pool_->leases().find(id);
+      if (record == pool_->leases().end() || record->second.runs()) continue;
+      const auto there = server.leases.find(id);
+      if (server.alive && there != server.leases.end() && !there->second.closing &&
+          record->second.reason == "its server " + server.facts.name + " was restarted")
+        fault("a lease was lost although its restarted server goes on with it");
+    }
+}
+
 // Who was well for a whole TTL has renewed, and the manager had only to read it. Judged when the lease
 // expires: a holder that was stopped may be well again before the manager, stopped too, has told it. And
 // the manager, too, must have run for so long meanwhile: one that is stopped shortly before a deadline, and

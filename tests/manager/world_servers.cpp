@@ -153,6 +153,7 @@ void World::serverStep(SimulatedServer& server) {
     server.alive = true;
     server.stalledUntil = 0;
     server.facts.incarnation = newId();
+    goOn(server);
     server.connectAt = now_ + pick(300);
   }
   if (!server.runs(now_)) return;
@@ -179,6 +180,19 @@ void World::serverStep(SimulatedServer& server) {
   if (server.connection >= 0 && server.joined && now_ >= server.beatAt) sendBeat(server);
 }
 
+// With what has not ended while it was away.
+void World::goOn(SimulatedServer& server) {
+  std::erase_if(server.orphans, [&](const Orphan& one) {
+    if (!one.comesBack) return false;
+    Running& running = server.leases[one.lease.id];
+    running.lease = one.lease;
+    running.sessions = one.sessions;
+    server.readopted[one.lease.id] = one.lease.epoch;
+    ++result_.readopted;
+    return true;
+  });
+}
+
 namespace {
 
 // Every other connection of a server tells that NVLink joins all of its GPUs.
@@ -201,12 +215,16 @@ void World::connect(SimulatedServer& server) {
     DeviceReport& report = reports.emplace_back();
     report.highestEpoch = server.epochs[device.uuid];
     if (bug_ == Bug::hidesWorkers) continue;
-    for (const auto& [id, use] : server.on(device.uuid)) report.running.push_back(id);
+    for (const auto& [id, use] : server.on(device.uuid))
+      if (bug_ != Bug::hidesReturns || !server.readopted.contains(id)) report.running.push_back(id);
   }
+  auto readopted = server.readopted;
+  std::erase_if(readopted, [&](const auto& one) { return !server.leases.contains(one.first); });
+  if (bug_ == Bug::hidesReturns) readopted.clear();
   connection.toManager.send(
-      soon(), [this, &connection, facts = server.facts, reports, number = server.connection] {
+      soon(), [this, &connection, facts = server.facts, reports, readopted, number = server.connection] {
         try {
-          pool_->join({}, facts, reports, clock_->now());
+          pool_->join({}, facts, reports, clock_->now(), readopted);
           pool_->setFabric(facts.name, fabricOf(number, facts.devices.size()));
           controls_[facts.name] = &connection;
           connection.toServer.send(soon(), [this, &connection] {  // its beats follow the answer
@@ -231,6 +249,7 @@ void World::sendBeat(SimulatedServer& server) {
   std::vector<LeaseTurn> turns;
   for (const auto& [id, one] : server.leases) {
     if (one.closing) continue;
+    if (bug_ == Bug::hidesReturns && server.readopted.contains(id)) continue;
     active.push_back(id);
     if (one.moving.is == Moving::Is::suspended ||
         (bug_ == Bug::hidesResuming && one.moving.is == Moving::Is::resuming))

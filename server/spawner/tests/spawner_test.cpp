@@ -289,6 +289,33 @@ TEST_CASE("the workers end with the spawner, and the spawner with the server's e
   CHECK(gone(process));
 }
 
+TEST_CASE("a worker that is to outlive the spawner does, and keeps its user id under the next one") {
+  if (!isRoot()) return;
+  const UserRange own{kUsers.first + 8, kUsers.first + 11};  // no other test has had these
+  Started worker;
+  {
+    SpawnerParent parent(SPAWNER, own);
+    worker = start(parent, "trap '' HUP; echo up >&3; exec sleep 1000");
+    CHECK(worker.said() == "up\n");
+    parent.outlive(worker.process.pid);
+  }
+  CHECK_FALSE(gone(worker.process.descriptor));
+  SpawnerParent next(SPAWNER, own);
+  next.spare(worker.process.descriptor);
+  for (int i = 0; i < 3; ++i) {  // the first id is the worker's
+    const Started another = start(next, "id -u >&3");
+    CHECK(another.said() == std::to_string(own.first + 1 + static_cast<unsigned>(i)) + "\n");
+    CHECK(statusOf(next, another) == 0);
+  }
+  CHECK_FALSE(gone(worker.process.descriptor));
+  // From here on it is one of the next one's.
+  next.adopt(worker.process.pid, kj::AutoCloseFd(fcntl(worker.process.descriptor, F_DUPFD_CLOEXEC, 0)));
+  next.kill(worker.process.pid);
+  pollfd end{worker.process.descriptor, POLLIN, 0};
+  CHECK(poll(&end, 1, 20'000) == 1);
+  CHECK(next.reap(worker.process.pid) == -1);
+}
+
 TEST_CASE("it signals workers, and nobody else") {
   if (!isRoot()) return;
   SpawnerParent parent(SPAWNER, kUsers);

@@ -1,0 +1,184 @@
+#include "server/front/readoption.h"
+
+#include <capnp/message.h>
+#include <capnp/serialize.h>
+#include <fcntl.h>
+#include <kj/debug.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <set>
+
+#include "base/descriptor_passing.h"
+#include "base/log.h"
+#include "schema/convert.h"
+#include "schema/handshake.h"
+#include "server/worker_process.h"
+
+namespace gpupool::server {
+namespace {
+
+const char kNonsense[] = "it answers nonsense";
+
+void refuse(const std::string& why) {
+  kj::throwFatalException(kj::Exception(kj::Exception::Type::FAILED, __FILE__, __LINE__, kj::str(why)));
+}
+
+}  // namespace
+
+struct Readoption::Answer {
+  kj::AutoCloseFd socket;
+  uint64_t rowsHash = 0;
+  std::vector<uint64_t> taken;
+  SessionCounts counts;
+  kj::AutoCloseFd client;
+  std::vector<kj::AutoCloseFd> locks;
+};
+
+Readoption::Readoption(kj::UnixEventPort& port, kj::Timer& timer, LeaseTable& leases, SessionTable& sessions,
+                       DeviceClaims& claims, Doors doors, Settings settings)
+    : port_(port),
+      timer_(timer),
+      leases_(leases),
+      sessions_(sessions),
+      claims_(claims),
+      doors_(std::move(doors)),
+      settings_(settings) {}
+
+kj::Promise<void> Readoption::run(const std::vector<StoredGrant>& leases) {
+  const auto workers = claims_.spared();
+  adoptLeases(leases, workers);
+  std::set<pid_t> known;
+  kj::Vector<kj::Promise<void>> asked;
+  for (const StoredWorker& worker : workers) {
+    known.insert(worker.pid);
+    asked.add(adopt(worker));
+  }
+  doors_.sweep(known);
+  return kj::joinPromises(asked.releaseAsArray());
+}
+
+void Readoption::adoptLeases(const std::vector<StoredGrant>& leases,
+                             const std::vector<StoredWorker>& workers) {
+  for (const StoredGrant& lease : leases) {
+    std::map<Id, uint64_t> epochs;
+    for (const StoredWorker& worker : workers)
+      if (worker.lease == lease.id) epochs[worker.session->id] = worker.session->epoch;
+    const auto why = lease.key.size() == schema::kSessionKeyBytes
+                         ? leases_.readopt(lease, std::move(epochs))
+                         : std::optional<std::string>("its key is damaged");
+    if (why)
+      GPUPOOL_WARNING("lease %s of this server's earlier life ends: %s", lease.id.text().c_str(),
+                      why->c_str());
+    else
+      GPUPOOL_INFO("lease %s of this server's earlier life goes on", lease.id.text().c_str());
+  }
+}
+
+kj::Promise<void> Readoption::adopt(StoredWorker worker) {
+  const pid_t pid = worker.pid;
+  return kj::evalNow([&]() -> kj::Promise<void> {
+           Grant* lease = leases_.admissible(worker.lease);
+           if (lease == nullptr || lease->placement(worker.session->deviceEpoch) == nullptr)
+             refuse("its lease has ended, or was neither at rest nor at work");
+           int ends[2];
+           KJ_SYSCALL(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends));
+           kj::AutoCloseFd ours(ends[0]);
+           const kj::AutoCloseFd theirs(ends[1]);
+           capnp::MallocMessageBuilder message;
+           auto order = message.initRoot<schema::WorkerOrder>().initReadopt();
+           schema::write(worker.session->id, order.initSession());
+           order.setEpoch(worker.session->epoch);
+           const auto words = capnp::messageToFlatArray(message);
+           const auto bytes = words.asBytes();
+           if (const int error =
+                   doors_.knock(worker.pid, std::as_bytes(std::span(bytes.begin(), bytes.size())), theirs))
+             refuse(std::string("its door: ") + strerror(error));
+           auto observer = kj::heap<kj::UnixEventPort::FdObserver>(
+               port_, ours, kj::UnixEventPort::FdObserver::OBSERVE_READ);
+           return timer_.timeoutAfter(settings_.bound, hear(kj::mv(observer), kj::mv(ours)))
+               .then([this, worker](kj::Own<Answer> answer) { take(worker, *answer); });
+         })
+      .catch_([this, pid](kj::Exception&& error) {
+        const bool late = error.getType() == kj::Exception::Type::OVERLOADED;
+        GPUPOOL_WARNING("worker %d of this server's earlier life is not readopted: %s", pid,
+                        late ? "it does not answer" : error.getDescription().cStr());
+        {
+          const auto door = doors_.nameOf(pid);
+        }  // nobody knocks there again
+        claims_.end(pid);
+      });
+}
+
+// One that is not there any more, or does not take it, closes its end.
+kj::Promise<kj::Own<Readoption::Answer>> Readoption::hear(kj::Own<kj::UnixEventPort::FdObserver> observer,
+                                                          kj::AutoCloseFd ours) {
+  auto ready = observer->whenBecomesReadable();
+  return ready.attach(kj::mv(observer)).then([ours = kj::mv(ours)]() mutable {
+    auto answer = kj::heap<Answer>();
+    auto room = kj::heapArray<capnp::word>(kMaxDatagram / sizeof(capnp::word));
+    const auto received = receiveWithDescriptors(
+        ours, std::as_writable_bytes(std::span(room.begin(), room.size())), MSG_DONTWAIT | MSG_TRUNC);
+    for (size_t i = 0; i < received.descriptors.size(); ++i) {
+      kj::AutoCloseFd one(received.descriptors[i]);
+      if (i == 0)
+        answer->client = kj::mv(one);
+      else
+        answer->locks.push_back(kj::mv(one));
+    }
+    if (received.bytes <= 0) refuse("its session has ended, or is another");
+    if (!received.whole || static_cast<size_t>(received.bytes) > kMaxDatagram || answer->client.get() < 0)
+      refuse(kNonsense);
+    capnp::FlatArrayMessageReader reader(
+        kj::arrayPtr(room.begin(), static_cast<size_t>(received.bytes) / sizeof(capnp::word)));
+    const auto report = reader.getRoot<schema::WorkerReport>();
+    if (!report.isReadopted()) refuse(kNonsense);
+    answer->rowsHash = report.getRowsHash();
+    const auto readopted = report.getReadopted();
+    for (const uint64_t bytes : readopted.getTaken()) answer->taken.push_back(bytes);
+    const auto counts = readopted.getCounts();
+    answer->counts = {counts.getCalls(), counts.getAwaited(), counts.getToDeviceBytes(),
+                      counts.getFromDeviceBytes()};
+    answer->socket = kj::mv(ours);
+    return answer;
+  });
+}
+
+// Anything may have happened to its lease meanwhile.
+void Readoption::take(const StoredWorker& worker, Answer& answer) {
+  const Grant* lease = leases_.admissible(worker.lease);
+  const Placement* placement = lease == nullptr ? nullptr : lease->placement(worker.session->deviceEpoch);
+  if (placement == nullptr) refuse("its lease has ended");
+  if (answer.taken.size() != placement->devices.size() || answer.rowsHash != worker.session->rowsHash)
+    refuse(kNonsense);
+  SessionFacts facts;
+  facts.session = worker.session->id;
+  facts.lease = worker.lease;
+  facts.epoch = worker.session->epoch;
+  facts.clientPid = worker.session->clientPid;
+  facts.command = worker.session->command;
+  facts.transport = worker.session->transport;
+  facts.rowsHash = worker.session->rowsHash;
+  facts.readopted = true;
+  facts.place(*placement, leases_.devices());
+  for (uint32_t place = 0; place < answer.taken.size(); ++place) {
+    const uint64_t used = sessions_.used(facts.lease, facts.deviceEpoch, place);
+    if (answer.taken[place] > facts.memoryLimits[place] - used) refuse("it has more memory than its lease");
+  }
+  auto readopted = claims_.readopt(worker.pid, kj::mv(answer.locks));
+  KJ_IF_MAYBE (process, readopted) {
+    int again;
+    KJ_SYSCALL(again = fcntl(*process, F_DUPFD_CLOEXEC, 0));
+    settings_.parent->adopt(worker.pid, kj::AutoCloseFd(again));
+    auto child = kj::heap<WorkerChild>(
+        port_, *settings_.parent, WorkerParent::Process{worker.pid, kj::mv(*process)}, kj::mv(answer.socket));
+    child->outlive(doors_.nameOf(worker.pid));
+    sessions_.readopt(std::move(facts), kj::mv(child), kj::mv(answer.client), answer.taken, answer.counts);
+    return;
+  }
+  refuse("it is gone");
+}
+
+}  // namespace gpupool::server

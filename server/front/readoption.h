@@ -1,0 +1,52 @@
+#pragma once
+// What this life of the server does with the sessions of the one before, whose workers have lived on.
+//
+// The leases come from the state file (server_state.h), and so does what each session is: a worker is not
+// trusted. It is reached by its door (doors.h), gets the end of a new socket pair, and tells on that what
+// only it knows: how much of its lease's memory it has, and it hands back its client's socket and the locks
+// of its devices. A worker that lies about its memory gains nothing that it would not have by using more. One
+// that does not answer within `bound`, or has another session than was noted, ends as workers of an earlier
+// life do (device_claims.h). Belongs to the event loop's thread.
+
+#include <kj/async-io.h>
+#include <kj/async-unix.h>
+
+#include <vector>
+
+#include "server/front/device_claims.h"
+#include "server/front/doors.h"
+#include "server/front/leases.h"
+#include "server/front/sessions.h"
+
+namespace gpupool::server {
+
+class Readoption {
+ public:
+  struct Settings {
+    WorkerParent* parent = &ownChildren();  // the workers become its
+    kj::Duration bound = 5 * kj::SECONDS;   // of all of them together; each needs milliseconds
+  };
+  Readoption(kj::UnixEventPort& port, kj::Timer& timer, LeaseTable& leases, SessionTable& sessions,
+             DeviceClaims& claims, Doors doors, Settings settings);
+  KJ_DISALLOW_COPY(Readoption);
+
+  // Before anything is granted here, or begins. Resolves when all of it is decided.
+  kj::Promise<void> run(const std::vector<StoredGrant>& leases);
+
+ private:
+  struct Answer;
+  void adoptLeases(const std::vector<StoredGrant>& leases, const std::vector<StoredWorker>& workers);
+  kj::Promise<void> adopt(StoredWorker worker);
+  kj::Promise<kj::Own<Answer>> hear(kj::Own<kj::UnixEventPort::FdObserver> observer, kj::AutoCloseFd ours);
+  void take(const StoredWorker& worker, Answer& answer);
+
+  kj::UnixEventPort& port_;
+  kj::Timer& timer_;
+  LeaseTable& leases_;
+  SessionTable& sessions_;
+  DeviceClaims& claims_;
+  Doors doors_;
+  Settings settings_;
+};
+
+}  // namespace gpupool::server

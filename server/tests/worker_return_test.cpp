@@ -1,0 +1,225 @@
+// A worker whose server dies, and the server's next life, which comes to its door.
+#include <sys/un.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <thread>
+
+#include "schema/convert.h"
+#include "server/front/doors.h"
+#include "server/tests/worker_process_bench.h"
+
+using namespace gpupool;
+using namespace gpupool::server;
+using namespace gpupool::server::test;
+
+namespace {
+
+struct Folder {
+  Folder() {
+    char name[] = "/tmp/gpupool-doors-XXXXXX";
+    path = mkdtemp(name);
+  }
+  ~Folder() { std::filesystem::remove_all(path); }
+  std::string path;
+};
+
+// A worker with a door, and what its session's start has of it.
+struct Visited {
+  Folder folder;
+  Doors doors{folder.path + "/" + std::string(120, 'd')};  // longer than a socket's address
+  Worker worker;
+  int client = -1, workersClient = -1;
+
+  explicit Visited(const std::function<int(WorkerProcess&)>& body, uint32_t awayMs = 60'000) : worker(body) {
+    int ends[2];
+    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+    client = ends[0];
+    workersClient = ends[1];
+    capnp::MallocMessageBuilder message;
+    auto start = message.initRoot<schema::WorkerOrder>().initStart();
+    start.initSession().setHigh(1);
+    start.setEpoch(3);
+    start.setTransport("shm");
+    start.initDevices(2);
+    auto kinds = start.initDescriptors(2);
+    kinds.set(0, schema::Descriptor::CLIENT_SOCKET);
+    kinds.set(1, schema::Descriptor::DOOR);
+    start.setAwayMs(awayMs);
+    const kj::AutoCloseFd door = doors.make(worker.pid);
+    REQUIRE(door.get() >= 0);
+    const int descriptors[] = {ends[1], door.get()};
+    worker.send(message, descriptors);
+  }
+  ~Visited() {
+    close(client);
+    if (workersClient >= 0) close(workersClient);
+  }
+  // The server dies, and its next life knocks, with an order for that session.
+  void returnAs(Id session, uint64_t epoch) {
+    int ends[2];
+    REQUIRE(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
+    worker.socket = ends[0];
+    Worker::serverEnds().insert(ends[0]);
+    capnp::MallocMessageBuilder message;
+    auto order = message.initRoot<schema::WorkerOrder>().initReadopt();
+    schema::write(session, order.initSession());
+    order.setEpoch(epoch);
+    const auto words = capnp::messageToFlatArray(message);
+    const auto bytes = words.asBytes();
+    CHECK(doors.knock(worker.pid, std::as_bytes(std::span(bytes.begin(), bytes.size())), ends[1]) == 0);
+    close(ends[1]);
+  }
+  // What it says it has of each device; empty: it does not come.
+  std::vector<uint64_t> taken() {
+    capnp::word buffer[1024];
+    const auto received = receiveWithDescriptors(worker.socket, std::as_writable_bytes(std::span(buffer)));
+    for (int one : received.descriptors) close(one);
+    if (received.bytes <= 0) return {};
+    capnp::FlatArrayMessageReader reader(
+        kj::arrayPtr(buffer, static_cast<size_t>(received.bytes) / sizeof(capnp::word)));
+    const auto report = reader.getRoot<schema::WorkerReport>();
+    REQUIRE(report.isReadopted());
+    CHECK(received.descriptors.size() == 1);  // its client's socket
+    std::vector<uint64_t> all;
+    for (const uint64_t one : report.getReadopted().getTaken()) all.push_back(one);
+    return all;
+  }
+  void grant(const Worker::Memory& request) {
+    capnp::MallocMessageBuilder message;
+    auto answer = message.initRoot<schema::WorkerOrder>().initMemory();
+    answer.setTicket(request.ticket);
+    answer.setGranted(true);
+    worker.send(message);
+  }
+};
+
+}  // namespace
+
+TEST_CASE(
+    "a session goes on under its server's next life, and what it has told, taken and asked for counts") {
+  Visited visited([](WorkerProcess& process) {
+    if (!process.waitForSession()) return 1;
+    process.watchServer([](const std::string&) { _exit(40); });
+    if (!process.takeMemory(0, 100).granted || !process.takeMemory(1, 30).granted) return 2;
+    process.inheritMemory(1, 7);
+    process.giveMemory(0, 40);
+    process.reportEnded("ready");
+    // Asked of a server that does not answer any more: granted by the next one.
+    if (!process.takeMemory(0, 1000).granted) return 3;
+    process.giveMemory(0, 1);
+    process.reportEnded("done");
+    return 0;
+  });
+  visited.grant(visited.worker.memory());
+  visited.grant(visited.worker.memory());
+  CHECK(visited.worker.memory().give == 40);
+  CHECK(visited.worker.report() == "ended: ready");
+  CHECK(visited.worker.memory().take == 1000);
+  visited.worker.hangUp();
+  visited.returnAs({1, 0}, 3);
+  CHECK(visited.taken() == std::vector<uint64_t>{60, 37});
+  const auto again = visited.worker.memory();
+  CHECK(again.take == 1000);
+  CHECK(again.give == 0);
+  // It dies before it answers.
+  visited.worker.hangUp();
+  visited.returnAs({1, 0}, 3);
+  CHECK(visited.taken() == std::vector<uint64_t>{60, 37});
+  visited.grant(visited.worker.memory());
+  CHECK(visited.worker.memory().give == 1);
+  CHECK(visited.worker.report() == "ended: done");
+  CHECK(visited.worker.wait() == 0);
+}
+
+TEST_CASE("what comes to a door and is no server of the session changes nothing") {
+  Visited visited([](WorkerProcess& process) {
+    if (!process.waitForSession()) return 1;
+    process.watchServer([](const std::string&) { _exit(40); });
+    return process.takeMemory(0, 5).granted ? 0 : 2;
+  });
+  CHECK(visited.worker.memory().take == 5);
+  visited.worker.hangUp();
+  for (const auto& [session, epoch] : {std::pair(Id{1, 1}, uint64_t{3}), std::pair(Id{1, 0}, uint64_t{2})}) {
+    visited.returnAs(session, epoch);
+    CHECK(visited.taken().empty());
+    visited.worker.hangUp();
+  }
+  const std::string nonsense(64, 'x');
+  CHECK(visited.doors.knock(visited.worker.pid, std::as_bytes(std::span(nonsense)), visited.client) == 0);
+  visited.returnAs({1, 0}, 3);
+  CHECK(visited.taken() == std::vector<uint64_t>{0, 0});
+  visited.grant(visited.worker.memory());
+  CHECK(visited.worker.wait() == 0);
+}
+
+TEST_CASE("a server that does not come back in time, or whose session cannot wait, ends the session") {
+  static std::string reason;
+  const auto body = [](const std::string& why, const std::string& expected) {
+    return [why, expected](WorkerProcess& process) {
+      if (!process.waitForSession()) return 1;
+      process.onOrders({.suspend = {}, .resume = {}, .stays = [why] { return why; }});
+      process.watchServer([expected](const std::string& said) { _exit(said == expected ? 41 : 42); });
+      for (;;) sleep(1);
+      return 0;
+    };
+  };
+  Visited late(body("",
+                    "the GPU server died: its process was killed or crashed, and was not started again "
+                    "within 50 ms"),
+               50);
+  Visited aside(body("it is suspended",
+                     "the GPU server died: its process was killed or crashed, and its session "
+                     "does not outlive it: it is suspended"));
+  Visited none(body("", "the GPU server died: its process was killed or crashed"), 0);
+  for (Visited* one : {&late, &aside, &none}) {
+    one->worker.hangUp();
+    CHECK(one->worker.wait() == 41);
+  }
+}
+
+TEST_CASE("SIGTERM and the client's end still end a session that waits for a server") {
+  const auto body = [](WorkerProcess& process) {
+    const auto start = process.waitForSession();
+    if (!start) return 1;
+    process.watchServer(
+        [](const std::string& why) { _exit(why == "the GPU server is shutting down" ? 41 : 42); },
+        std::chrono::milliseconds(100), start->socket);
+    for (;;) sleep(1);
+    return 0;
+  };
+  Visited told(body), left(body);
+  for (Visited* one : {&told, &left}) one->worker.hangUp();
+  usleep(50'000);
+  kill(told.worker.pid, SIGTERM);
+  CHECK(told.worker.wait() == 41);
+  close(std::exchange(left.workersClient, -1));
+  shutdown(left.client, SHUT_RDWR);
+  CHECK(left.worker.wait() == WorkerProcess::kExitStopped);
+}
+
+TEST_CASE("a worker reaches nobody by its door") {
+  Folder folder;
+  const Doors doors(folder.path + "/doors");
+  const kj::AutoCloseFd own = doors.make(1), other = doors.make(2);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::snprintf(address.sun_path, sizeof address.sun_path, "%s/doors/2", folder.path.c_str());
+  const auto* to = reinterpret_cast<const sockaddr*>(&address);
+  CHECK(sendto(own, "x", 1, MSG_NOSIGNAL, to, sizeof address) < 0);
+  CHECK(errno == EPIPE);
+  const bool joined = connect(own, to, sizeof address) == 0;
+  CHECK(send(own, "x", 1, MSG_NOSIGNAL) < 0);
+  CHECK(joined);
+  char byte;
+  CHECK(recv(other, &byte, 1, MSG_DONTWAIT) < 0);
+  CHECK((std::filesystem::status(folder.path + "/doors").permissions() & std::filesystem::perms::all) ==
+        std::filesystem::perms::owner_all);
+  {
+    const auto name = doors.nameOf(2);
+  }
+  CHECK(doors.knock(2, {}, 0) != 0);
+  doors.sweep({});
+  CHECK(std::filesystem::is_empty(folder.path + "/doors"));
+}
