@@ -250,7 +250,8 @@ class Pool:
         """Shared memory of the whole machine that has a name: what a dead process leaves of it stays for ever."""
         with open("/proc/sysvipc/shm", encoding="ascii") as table:
             numbers = {f"shmid {line.split()[1]}" for line in table.readlines()[1:]}
-        return numbers | {os.path.join("/dev/shm", name) for name in os.listdir("/dev/shm")}
+        # faketime's are those of a tests/manager/real that runs beside this.
+        return numbers | {os.path.join("/dev/shm", name) for name in os.listdir("/dev/shm") if "faketime" not in name}
 
     def gpu_memory(self):
         """MiB of all processes. Not what the device says is used: the driver keeps up to 120 MiB of its own there for a
