@@ -28,6 +28,7 @@ is_free() { [ "$(free_bytes)" = "$all_free" ]; }
 count() { grep -c "$1" "$log"; } # of lines in the server's log
 has_lines() { [ "$(count "$1")" -ge "$2" ]; } # has_lines PATTERN COUNT
 workers() { grep -oE "began, worker [0-9]+" "$log" | grep -oE '[0-9]+'; }
+find_worker() { worker=$(workers | tail -1) && [ -n "$worker" ] && kill -0 "$worker" 2>/dev/null; } # of the last session
 are_gone() { local one; for one in "$@"; do [ ! -e "/proc/$one" ] || grep -q '^State:.Z' "/proc/$one/status" 2>/dev/null || return 1; done; }
 is_new_server() { local now; now=$(pid_of server) && [ -n "$now" ] && [ "$now" != "$1" ]; }
 kill_server() { # its supervisor starts the next one
@@ -71,12 +72,12 @@ works bob
 before=$(list | awk '{ print $1, $2, $3, $NF }' | sort)
 free_before=$(free_bytes)
 kill_server
-check "both go on" has_lines "session .*: goes on" 2
+check "both go on" until_true has_lines "session .*: goes on" 2
 check "the same leases: $(list)" test "$(list | awk '{ print $1, $2, $3, $NF }' | sort)" = "$before"
 check "they have what they had: $(free_bytes)" test "$(free_bytes)" = "$free_before"
 kill -KILL "$(pid_of manager)"
 kill_server
-check "both go on once more" has_lines "session .*: goes on" 4
+check "both go on once more" until_true has_lines "session .*: goes on" 4
 check "both leases are active: $(list)" until_true is_active eve
 check "both leases are active: $(list)" until_true is_active bob
 check "the workers are who they were" test "$(workers | wc -l)" -eq 2
@@ -94,7 +95,7 @@ check "it is moved: $err" test "$status" -eq 0
 run gpupool checkpoint --tenant eve "$lease" monday
 if [ "$transport" = ucx ]; then check "it is written into files: $err" test "$status" -eq 0; fi
 kill_server
-check "it goes on where it has moved to, too: $(tail -5 "$log")" has_lines "session .*: goes on" 6
+check "it goes on where it has moved to, too: $(tail -5 "$log")" until_true has_lines "session .*: goes on" 6
 in_lease amy --gpu 'gpupool software GPU'
 works amy
 run gpupool release "$(lease_of bob)"
@@ -103,7 +104,7 @@ ends_badly bob "the lease has ended"
 
 case_of "SIGUSR2 leaves them to the next server"
 kill_server USR2
-check "they go on: $(tail -5 "$log")" has_lines "session .*: goes on" 8
+check "they go on: $(tail -5 "$log")" until_true has_lines "session .*: goes on" 8
 touch "$stop"
 ends_well eve
 ends_well amy
@@ -128,7 +129,7 @@ check "the memory is free: $(free_bytes)" until_true is_free
 case_of "a worker that dies while there is no server"
 in_lease eve
 works eve
-worker=$(workers | tail -1)
+check "its worker is known" until_true find_worker # the log may come a little later
 kill -STOP "$worker" # it must not see the server's death before its own
 kill -KILL "$(pid_of server)" "$worker"
 ends_badly eve "the GPU server is gone"
@@ -165,7 +166,7 @@ log=$folder/second.log
 start_server second --restart-time 2s
 in_lease eve
 works eve
-worker=$(workers)
+check "its worker is known" until_true find_worker
 kill -KILL "${servers[second]}"
 ends_badly eve "the GPU server died: its process was killed or crashed, and was not started again within 2000 ms"
 check "its worker is gone" until_true are_gone "$worker"
