@@ -196,8 +196,8 @@ check "it comes up" until_true grep -q "the pool is up" "$folder/output"
 kill -TERM $pool; wait $pool; check "SIGTERM ends it well" test $? -eq 0
 check "nothing is left" nothing_left
 
-case="deaths"
-up > /dev/null
+case="deaths" # of a server that leaves no session to the next one; of one that does: tests/sessions/readopted.sh
+GPUPOOL_SERVER_RESTART_TIME=0s up > /dev/null
 : > "$folder/output"  # before it is looked at: the shell that starts a program in the background may be late
 "$bin/gpupool" run -- "$bin/fake_application" sleep 60 > "$folder/output" 2>&1 &
 tool=$!
