@@ -30,7 +30,7 @@ std::optional<StoredSession> readSession(schema::StoredWorker::Reader worker) {
                        from.getRowsHash()};
 }
 
-void write(const StoredSession& from, schema::StoredSession::Builder to) {
+void writeSession(const StoredSession& from, schema::StoredSession::Builder to) {
   schema::write(from.id, to.initId());
   to.setEpoch(from.epoch);
   to.setDeviceEpoch(from.deviceEpoch);
@@ -58,7 +58,7 @@ StoredGrant readGrant(schema::Lease::Reader from) {
   return lease;
 }
 
-void write(const StoredGrant& from, schema::Lease::Builder to) {
+void writeGrant(const StoredGrant& from, schema::Lease::Builder to) {
   schema::write(from.id, to.initId());
   to.setDeviceEpoch(from.epoch);
   to.setSessionKey({reinterpret_cast<const kj::byte*>(from.key.data()), from.key.size()});
@@ -145,7 +145,7 @@ bool StateFile::replace(const ServerState& state) const {
     schema::write(worker.lease, workers[i].initLease());
     auto uuids = workers[i].initDevices(static_cast<unsigned>(worker.devices.size()));
     for (unsigned d = 0; d < uuids.size(); ++d) uuids.set(d, schema::data(worker.devices[d]));
-    if (worker.session) server::write(*worker.session, workers[i].initSession());
+    if (worker.session) writeSession(*worker.session, workers[i].initSession());
   }
   auto holds = root.initHolds(static_cast<unsigned>(state.holds.size()));
   for (unsigned i = 0; i < holds.size(); ++i) {
@@ -157,7 +157,7 @@ bool StateFile::replace(const ServerState& state) const {
   }
   root.setWorkerInterface(kWorkerInterface);
   auto leases = root.initLeases(static_cast<unsigned>(state.leases.size()));
-  for (unsigned i = 0; i < leases.size(); ++i) server::write(state.leases[i], leases[i]);
+  for (unsigned i = 0; i < leases.size(); ++i) writeGrant(state.leases[i], leases[i]);
   const auto words = capnp::messageToFlatArray(message);
   const auto flat = words.asChars();
   const std::string fresh = path_ + ".new";

@@ -69,15 +69,15 @@ kill -TERM "$(pid_of server)"
 ended 46 "the GPU server is shutting down; start the program again"
 down
 
-case_of "the server is killed"
-up
+case_of "the server is killed, and leaves nothing to the next one" # otherwise: tests/sessions/readopted.sh
+GPUPOOL_SERVER_RESTART_TIME=0s up
 without_wrapper
 kill -KILL "$(pid_of server)"
 ended 46 "the GPU server died: its process was killed or crashed; start the program again"
 down
 
 case_of "server and manager are both gone under gpupool run"
-up
+GPUPOOL_SERVER_RESTART_TIME=0s up
 launch "$bin/gpupool" run --
 # The server first: one whose supervisor ends is told to stop, and says so.
 pool=$(for role in server manager supervisor; do pid_of $role; done)
