@@ -76,7 +76,10 @@ HolderChild::Leased HolderChild::awaitLease() {
 
 bool HolderChild::replace() {
   constexpr unsigned kMostReplaced = 3;
-  if (pid_ > 0) ::waitpid(pid_, nullptr, 0);
+  if (pid_ > 0) {
+    ::kill(pid_, SIGKILL);  // one that has only closed its end of the line would be waited for without end
+    ::waitpid(pid_, nullptr, 0);
+  }
   pid_ = -1;
   if (replaced_++ == kMostReplaced || settings_.request.id == Id{}) return false;
   // A lease that has ended meanwhile is not asked for anew: nobody waits for GPUs here.

@@ -44,6 +44,13 @@ until_true() { # within 10 s
   done
   return 1
 }
+ends_well() { # ends_well NAME: the program launched[NAME], which runs until $folder/NAME.end is there
+  touch "$folder/$1.end"
+  wait "${launched[$1]}"
+  status=$?
+  check "$1: exit status $status: $(cat "$folder/$1.out" "$folder/$1.err")" test "$status" -eq 0
+  check "$1: nothing on stderr: $(cat "$folder/$1.err")" test ! -s "$folder/$1.err"
+}
 background() { # background COMMAND...: ended with the test
   "$@" &
   started+=($!)

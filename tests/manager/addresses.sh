@@ -34,13 +34,6 @@ launch() {
   started+=($!)
   until_true grep -q ready "$folder/$name.out" || fail "$name does not run: $(cat "$folder/$name.err")"
 }
-ends_well() {
-  touch "$folder/$1.end"
-  wait "${launched[$1]}"
-  status=$?
-  check "$1: exit status $status: $(cat "$folder/$1.out" "$folder/$1.err")" test "$status" -eq 0
-  check "$1: nothing on stderr: $(cat "$folder/$1.err")" test ! -s "$folder/$1.err"
-}
 
 case_of "nobody listens at the first address"
 start_manager first "$first"

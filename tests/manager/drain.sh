@@ -39,13 +39,6 @@ launch() {
   until_true grep -q ready "$folder/$1.out" || fail "$1 does not run: $(cat "$folder/$1.err")"
   lease=$(lease_ids | grep -vxF "${before:-none}")
 }
-ends_well() {
-  touch "$folder/$1.end"
-  wait "${launched[$1]}"
-  status=$?
-  check "$1: exit status $status: $(cat "$folder/$1.out" "$folder/$1.err")" test "$status" -eq 0
-  check "$1: nothing on stderr: $(cat "$folder/$1.err")" test ! -s "$folder/$1.err"
-}
 says() { grep -Eq "$1" "$folder/drain.out"; }
 # drains BODY: over REST. Sets code and answer.
 drains() {

@@ -27,7 +27,7 @@ command -v sudo >/dev/null || sudo() { runuser -u "$2" -- "${@:3}"; } # sudo -u 
 has() { "${@:2}" 2>&1 | grep -Eq -- "$1"; }
 unit() { [ "$(systemctl show -P "$2" "$1")" = "$3" ]; } # unit NAME PROPERTY VALUE
 tell() { for name in manager server; do journalctl -u "gpupool-$name" --no-pager -n 60; done; }
-cd /root/packages || exit 1
+cd /srv/packages || exit 1
 export DEBIAN_FRONTEND=noninteractive
 
 echo "== The manager"

@@ -38,11 +38,4 @@ launch() {
   until_true grep -q ready "$folder/$name.out" || fail "$name does not run: $(cat "$folder/$name.err")"
   lease=$(lease_ids | grep -vxF "${before:-none}")
 }
-ends_well() {
-  touch "$folder/$1.end"
-  wait "${launched[$1]}"
-  status=$?
-  check "$1: exit status $status: $(cat "$folder/$1.out" "$folder/$1.err")" test "$status" -eq 0
-  check "$1: nothing on stderr: $(cat "$folder/$1.err")" test ! -s "$folder/$1.err"
-}
 runs() { kill -0 "${launched[$1]}" 2>/dev/null; }
