@@ -5,7 +5,7 @@
 
 up # the server `node`
 export GPUPOOL_LOG=info # of the programs
-lose() { GPUPOOL_SOFT_FAIL=0:400:214 SERVER_GPUS=2 server first; } # its GPU 0, at the 400th kernel of a process
+lose() { GPUPOOL_SOFT_FAIL=0:100:214 SERVER_GPUS=2 server first; } # its GPU 0, at the 100th kernel of a process
 broken() { gpupool devices | grep -Eq '^first +0 .* broken '; }
 at() { living | awk -v holder=" pid $1 " 'index($0, holder) { print $2, $3 }'; } # server and GPU of that `gpupool run`
 is_there() { [ "$(at "$1")" = "$2" ]; }
@@ -65,7 +65,7 @@ check "it is right: $status $out $err" right
 kill_server first
 
 case_of "there is no other device"
-SERVER_GPUS=1 GPUPOOL_SOFT_FAIL=0:400:214 server first
+SERVER_GPUS=1 GPUPOOL_SOFT_FAIL=0:100:214 server first
 rm -f "$folder/end"
 protect=(--protect=1h --protect-wait 2s)
 steady alone --pause 20 --until "$folder/end"
@@ -78,7 +78,7 @@ run gpupool uncordon node
 kill_server first
 
 case_of "a program that is not protected"
-SERVER_GPUS=1 GPUPOOL_SOFT_FAIL=0:400:214 server first
+SERVER_GPUS=1 GPUPOOL_SOFT_FAIL=0:100:214 server first
 protect=()
 steady plain --pause 2 --until "$folder/never"
 go
