@@ -27,7 +27,7 @@ class FakeServer::Control final : public schema::ServerControl::Server {
     const auto lease = pool::read(context.getParams().getLease());
     server_.leases[lease.id] = lease;
     server_.terms.push_back(lease.terms);
-    return kj::READY_NOW;
+    return server_.speaks(server_.muteGrants);
   }
   kj::Promise<void> revoke(RevokeContext context) override {
     server_.revokeReasons.push_back(pool::text(context.getParams().getReason()));
@@ -223,9 +223,11 @@ kj::Promise<void> FakeServer::accept() {
   });
 }
 
-kj::Promise<void> FakeServer::speaks() {
-  if (!muteSessions) return kj::READY_NOW;
-  return io_.provider->getTimer().afterDelay(5 * kj::MILLISECONDS).then([this] { return speaks(); });
+kj::Promise<void> FakeServer::speaks(const bool& mute) {
+  if (!mute) return kj::READY_NOW;
+  return io_.provider->getTimer().afterDelay(5 * kj::MILLISECONDS).then([this, &mute] {
+    return speaks(mute);
+  });
 }
 
 kj::Promise<void> FakeServer::session(kj::AsyncIoStream& stream) {
@@ -237,7 +239,7 @@ kj::Promise<void> FakeServer::session(kj::AsyncIoStream& stream) {
   };
   auto owned = kj::heap<Exchange>();
   Exchange& exchange = *owned;
-  return speaks()
+  return speaks(muteSessions)
       .then([&stream] { return capnp::readMessage(stream); })
       .then([this, &stream, &exchange](kj::Own<capnp::MessageReader> message) {
         const auto hello = message->getRoot<schema::SessionHello>();

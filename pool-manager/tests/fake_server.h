@@ -45,6 +45,7 @@ class FakeServer final : private kj::TaskSet::ErrorHandler {
   bool livingEnded = false;                       // they have ended lately
   uint32_t asked = 0;                             // for its sessions
   std::string refuseGrants;                       // not empty: every grant fails with this
+  bool muteGrants = false;                        // answers no grant meanwhile
   Credentials credentials;                        // for a manager that wants a token
   bool muteRevokes = false;                       // never answers a revoke
   std::string refuseSessions;                     // not empty: who asks for one is told so
@@ -74,7 +75,7 @@ class FakeServer final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> beats();
   kj::Promise<void> accept();
   kj::Promise<void> session(kj::AsyncIoStream& stream);
-  kj::Promise<void> speaks();
+  kj::Promise<void> speaks(const bool& mute);
   void taskFailed(kj::Exception&&) override {}
 
   kj::AsyncIoContext& io_;

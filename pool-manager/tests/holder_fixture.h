@@ -61,7 +61,7 @@ struct Fixture {
     times.beatMs = beatMs;
     ServiceLimits limits;
     limits.tick = 10 * kj::MILLISECONDS;
-    limits.call = 500 * kj::MILLISECONDS;
+    limits.call = callLimit;
     service = kj::heap<Service>(io.provider->getTimer(), *store, times, limits, bootTimeMs);
     housekeeping = serveAt(io, *service, folder.path + "/manager");
   }
@@ -117,6 +117,7 @@ struct Fixture {
   std::unique_ptr<Store> store;
   std::string address, lost;
   uint32_t beatMs = 100;
+  kj::Duration callLimit = 500 * kj::MILLISECONDS;
   kj::Own<FakeServer> server;
   kj::Own<Service> service;
   kj::Promise<void> housekeeping = nullptr;

@@ -175,6 +175,7 @@ struct Lost : Moves {
   }
   static void prepare(Moves& it) {
     it.beatMs = 3'600'000;  // none is missed
+    it.callLimit = 1 * kj::HOURS;
     it.settings.request.turns.protectMs = 1000;
     it.settings.request.turns.holderKeeps = true;
     it.settings.keepBytes = 1 << 20;
@@ -228,4 +229,27 @@ TEST_CASE_METHOD(Lost, "a session goes on at a server that the manager hears, wh
   CHECK(opened.reply.status == Status::ok);
   CHECK(std::string(opened.reply.server) == "a");
   CHECK(server->lastEpoch == 2);
+}
+
+// Else two servers would have the session: the one that answered, and the one that it is restored at.
+TEST_CASE_METHOD(Lost, "what a server says after the lease has begun to leave it is dropped") {
+  server->disconnect();
+  other->muteGrants = true;
+  ask();
+  for (int i = 0; i < 2000 && other->leases.empty(); ++i) pause(5);
+  REQUIRE(other->leases.size() == 1);
+  const uint32_t sessions = server->sessions;
+  server->muteSessions = false;
+  for (int i = 0; i < 2000 && server->sessions == sessions; ++i) pause(5);
+  REQUIRE(server->sessions == sessions + 1);
+  pause(50);  // the holder has heard it
+  other->muteGrants = false;
+  Opened opened;
+  for (int i = 0; i < 2000 && !opened.answered; ++i) {
+    pause(5);
+    receive(opened);
+  }
+  CHECK(place() == "b");
+  CHECK(opened.reply.status == Status::waiting);  // for b
+  CHECK(opened.session.get() < 0);
 }

@@ -45,6 +45,10 @@ ROWS = {
         "off": "a server that a lease has left is told so when it comes back",
         "changes": [("pool-manager/pool_failovers.cpp", "  left.role = PlacementRole::left;", "  (void)left;")],
         "artefact": "bin/pool_test", "cases": "'what it has left*'", "red": "what it has left is told so"},
+    "fence-holder": {
+        "off": "what a server says after the lease has begun to leave it is dropped",
+        "changes": [("pool-manager/cli/holder_failover.cpp", "        if (left) *look = {};\n", "")],
+        "artefact": "bin/holder_test", "cases": "'what a server says after*'", "red": "has begun to leave it is dropped"},
     # ---- moves (docs/sessions.md)
     "epoch": {
         "off": "a worker takes frames of its session's epoch alone",
