@@ -15,7 +15,7 @@ COMES = re.compile(rb"session (\w+): comes from another server as epoch \d+, wor
 CAME = re.compile(rb"session (\w+): has come from another server to worker (\d+)")
 NOT_MOVED = re.compile(rb"disturbing a session: not moved: (.*) \(\d+ moved")
 # What no server may have to say while sessions move, of a worker that nobody stopped.
-ODD = re.compile(rb".*(?:did not exit after its session|and nobody asked|answered nonsense|out of its order|did not answer).*")
+ODD = re.compile(rb".*(?:did not exit after its session|and nobody asked|answered nonsense|out of its order|did not answer the order).*")
 # What the workers of a pool that is disturbed say (server/worker/suspender.cpp), in the server's log.
 CYCLES = re.compile(rb"\bresumed: \d+ bytes")
 REFUSED = re.compile(rb"not (?:suspended|resumed): (.*)")
