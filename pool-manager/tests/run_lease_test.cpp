@@ -46,11 +46,11 @@ TEST_CASE_METHOD(Lease, "the programs of a shell use its lease, one after the ot
 }
 
 TEST_CASE_METHOD(Lease, "a lease is renewed when the command has ended, and its holder ends with it") {
-  const std::string text = said({"lease", "-o", "json"});
+  const std::string text = said({"lease", "--ttl", "2s", "-o", "json"});
   const json told = json::parse(text.substr(0, text.find("gpupool: lease ")));
   const std::string id = told["lease"];
   CHECK(told["environment"]["GPUPOOL_LEASE"] == id);
-  pause(2500);  // its time to live is 1 s
+  pause(3500);  // past its time to live
   REQUIRE(service->pool().leases().size() == 1);
   environment.push_back("GPUPOOL_HOLDER=" + told["environment"]["GPUPOOL_HOLDER"].get<std::string>());
   Program uses;

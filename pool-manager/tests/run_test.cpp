@@ -207,11 +207,11 @@ TEST_CASE_METHOD(Fixture, "interrupted while it waits, the tool leaves the queue
 
 TEST_CASE_METHOD(Fixture, "the tool killed, the program keeps its lease to its end") {
   Program tool;
-  start(tool, {TOOL, "run", APPLICATION, "sleep", "30"});
+  start(tool, {TOOL, "run", "--ttl", "2s", APPLICATION, "sleep", "30"});
   const pid_t program = sleeper(tool);
   ::kill(tool.pid, SIGKILL);
   finish(tool);
-  pause(1800);  // past the TTL
+  pause(2800);  // past the TTL
   CHECK_FALSE(free());
   ::kill(program, SIGTERM);
   CHECK(until([&] { return free(); }));
@@ -219,14 +219,14 @@ TEST_CASE_METHOD(Fixture, "the tool killed, the program keeps its lease to its e
 
 TEST_CASE_METHOD(Fixture, "the holder killed, the program runs on with its lease and the user is told") {
   Program tool;
-  start(tool, {TOOL, "run", "sh", "-c", "echo ready 1; sleep 4; exit 5"});
+  start(tool, {TOOL, "run", "--ttl", "2s", "sh", "-c", "echo ready 1; sleep 5; exit 5"});
   sleeper(tool);
   std::ifstream children("/proc/" + std::to_string(tool.pid) + "/task/" + std::to_string(tool.pid) +
                          "/children");
   pid_t holder = 0;  // the first child
   REQUIRE(children >> holder);
   ::kill(holder, SIGKILL);
-  pause(3000);  // past the TTL, and what the manager waits
+  pause(4000);  // past the TTL, and what the manager waits
   CHECK_FALSE(free());
   finish(tool);
   CHECK(tool.exitStatus() == 5);
@@ -236,7 +236,7 @@ TEST_CASE_METHOD(Fixture, "the holder killed, the program runs on with its lease
 
 TEST_CASE_METHOD(Fixture, "a lease lost under the program is reported") {
   Program tool;
-  start(tool, {TOOL, "run", "sh", "-c", "echo ready 1; sleep 1.5; exit 3"});
+  start(tool, {TOOL, "run", "--ttl", "2s", "sh", "-c", "echo ready 1; sleep 3; exit 3"});
   sleeper(tool);
   server->disconnect();
   server->leases.clear();
@@ -413,11 +413,11 @@ TEST_CASE_METHOD(Fixture, "Ctrl-Z, fg and Ctrl-C work as without the tool, and t
     INFO(shell.text);
     REQUIRE(found);
   };
-  type(std::string(TOOL) + " run " + APPLICATION + " sleep 30\n");
+  type(std::string(TOOL) + " run --ttl 2s " + APPLICATION + " sleep 30\n");
   expect("ready ");
   type("\x1a");
   expect("Stopped");
-  pause(1800);
+  pause(2800);  // past the TTL
   CHECK(server->leases.size() == 1);
   type("fg\n");
   expect("sleep 30");
