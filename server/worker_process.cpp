@@ -13,6 +13,7 @@
 #include <cstring>
 #include <future>
 #include <stdexcept>
+#include <thread>
 #include <utility>
 
 #include "base/log.h"
@@ -403,13 +404,23 @@ void WorkerProcess::watch(const std::function<void(const std::string&)>& stop,
   GPUPOOL_INFO("stopping: %s", reason.c_str());
   // On a thread of its own, so that a session that cannot even be told to stop does not outlive the grace.
   const auto deadline = std::chrono::steady_clock::now() + grace;
-  auto told = std::async(std::launch::async, [&] {
-    stop(reason);
-    std::lock_guard lock(memoryMutex_);
-    told_ = true;
-    answered_.notify_all();
+  // Not std::async: its function runs within pthread_once, and ThreadSanitizer lets no process end from
+  // there.
+  std::promise<void> telling;
+  auto told = telling.get_future();
+  std::thread teller([&] {
+    try {
+      stop(reason);
+      std::lock_guard lock(memoryMutex_);
+      told_ = true;
+      answered_.notify_all();
+      telling.set_value();
+    } catch (...) {
+      telling.set_exception(std::current_exception());
+    }
   });
   if (told.wait_until(deadline) == std::future_status::ready) {
+    teller.join();
     try {
       told.get();
     } catch (const std::exception& error) {

@@ -154,8 +154,6 @@ TEST_CASE("what comes to a door and is no server of the session changes nothing"
   CHECK(visited.worker.wait() == 0);
 }
 
-// ThreadSanitizer ends such a process with an error of its own: a thread "finished with ignores enabled".
-#ifndef __SANITIZE_THREAD__
 TEST_CASE("a server that does not come back in time, or whose session cannot wait, ends the session") {
   static std::string reason;
   const auto body = [](const std::string& why, const std::string& expected) {
@@ -180,7 +178,6 @@ TEST_CASE("a server that does not come back in time, or whose session cannot wai
     CHECK(one->worker.wait() == 41);
   }
 }
-#endif
 
 TEST_CASE("SIGTERM and the client's end still end a session that waits for a server") {
   const auto body = [](WorkerProcess& process) {
