@@ -45,6 +45,15 @@ ROWS = {
         "off": "a server that a lease has left is told so when it comes back",
         "changes": [("pool-manager/pool_failovers.cpp", "  left.role = PlacementRole::left;", "  (void)left;")],
         "artefact": "bin/pool_test", "cases": "'what it has left*'", "red": "what it has left is told so"},
+    # ---- memory of other leases (docs/restorable.md)
+    "tenant": {
+        "off": "a token opens in leases of its own tenant alone",
+        "changes": [("server/front/leases.cpp", "second != nullptr && first->tenant == second->tenant;", "second != nullptr;")],
+        "artefact": "bin/lending_test", "cases": "'a token opens*'", "red": "a token opens in other leases of its tenant"},
+    "lent": {
+        "off": "a lease of which others have memory is not confirmed to have ended",
+        "changes": [("server/front/control.cpp", "        return sessions_.givenBack(id);\n", "        return kj::Promise<void>(kj::READY_NOW);\n")],
+        "artefact": "bin/lending_test", "cases": "'a revoked lease keeps*'", "red": "a revoked lease keeps its devices"},
     # ---- moves (docs/sessions.md)
     "epoch": {
         "off": "a worker takes frames of its session's epoch alone",
