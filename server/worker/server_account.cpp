@@ -38,7 +38,7 @@ CUresult ServerAccount::resultOf(const ShareAnswer& answer) {
     case ShareAnswer::Error::elsewhere:
       return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
     case ShareAnswer::Error::otherDevice:
-      return CUDA_ERROR_DEVICE_UNAVAILABLE;
+      return CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
     case ShareAnswer::Error::own:
       return CUDA_ERROR_INVALID_CONTEXT;
     case ShareAnswer::Error::tooMany:
