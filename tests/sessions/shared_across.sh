@@ -157,6 +157,7 @@ goes_on killed
 goes_on killed-keeper
 for name in killed killed-keeper; do
   ends "$name"
-  check "$name ends with an error: $(cat "$folder/$name.out")" test "$?" -ne 0
+  status=$?
+  check "$name ends with an error: $(cat "$folder/$name.out")" test "$status" -ne 0
 done
 all_over
