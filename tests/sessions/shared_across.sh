@@ -20,9 +20,14 @@ begins() {
   ) <"$folder/$name.in" >"$folder/$name.out" 2>"$folder/$name.err" &
   pid[$name]=$!
   started+=($!)
-  exec {stdin[$name]}>"$folder/$name.in"
+  exec {opened}>"$folder/$name.in"
+  stdin[$name]=$opened
 }
-goes_on() { exec {stdin[$1]}>&-; unset "stdin[$1]"; }
+goes_on() {
+  local descriptor=${stdin[$1]}
+  exec {descriptor}>&-
+  unset "stdin[$1]"
+}
 said() { until_true grep -qs "^$2" "$folder/$1.out" || fail "$1 does not say $2: $(cat "$folder/$1.out" "$folder/$1.err")"; }
 # now NAME TENANT OPTIONS... -- WORDS...: to its end; fills out, err, status
 now() {
