@@ -41,8 +41,12 @@ with tempfile.TemporaryDirectory() as folder:
 
     if os.geteuid() == 0 and shutil.which('ip') and namespaces_are_possible():
         status, report = run(folder, '--scripts', 'driver', '--turns', '2', '--repeat', '1', '--transports', 'ucx',
-                             '--wire', '0,3000')
+                             '--wire', '0,5,3000')
         assert status == 0 and report['errors'] == [], report['errors']
+        assert list(report['round_trips_us']) == ['wire-0', 'wire-5', 'wire-3000'], report
+        assert report['round_trips_us']['wire-5'] >= 5, report
+        for row in report['workloads']:
+            assert len(row['rounds']['wire-5']) == 1, row
         assert report['round_trips_us']['wire-0'] > 0 and report['round_trips_us']['wire-3000'] >= 3000, report
         awaiting = next(row for row in report['workloads'] if row['workload'].endswith('synchronize'))
         assert awaiting['seconds']['wire-3000'] >= 0.003, awaiting

@@ -122,7 +122,7 @@ LeaseTurn read(schema::LeaseTurn::Reader from) {
 }
 
 LeaseHindrances read(schema::LeaseHindrances::Reader from) {
-  LeaseHindrances to{read(from.getId()), {}, {}};
+  LeaseHindrances to{read(from.getId()), {}, {}, text(from.getLentTo())};
   for (auto one : from.getReasons()) to.reasons.push_back(text(one));
   for (auto one : from.getProtection()) to.protection.push_back(text(one));
   return to;
@@ -285,6 +285,7 @@ void write(const LeaseHindrances& from, schema::LeaseHindrances::Builder to) {
   write(from.id, to.initId());
   write(from.reasons, to.initReasons(static_cast<unsigned>(from.reasons.size())));
   write(from.protection, to.initProtection(static_cast<unsigned>(from.protection.size())));
+  to.setLentTo(from.lentTo);
 }
 
 void write(const Lease& from, schema::Lease::Builder to, Secrets secrets) {

@@ -106,11 +106,13 @@ struct LeaseCounts {
   int64_t checkpointAgeMs = -1;
 };
 
-// What is known of why sessions of a lease could not be moved, as in pool.capnp.
+// What is known of why sessions of a lease could not be moved, and of why its end cannot be confirmed, as in
+// pool.capnp.
 struct LeaseHindrances {
   Id id;
   std::vector<std::string> reasons = {};
   std::vector<std::string> protection = {};
+  std::string lentTo = {};
 };
 
 struct LeaseRequest {

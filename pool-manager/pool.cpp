@@ -319,6 +319,8 @@ std::string Pool::describeHolder(const LeaseRecord& record, const Principal& who
   text +=
       " (" + (record.tenant.empty() ? "" : "tenant " + record.tenant + ", ") + age(now - record.grantedMs);
   if (record.state == LeaseState::revoking) text += ", ending";
+  if (const std::string others = lentTo(record, now); !others.empty())
+    text += ": memory of it is in use by " + others;
   if (record.state == LeaseState::suspended) text += ", suspended";
   if (record.state == LeaseState::moving) text += ", moving";
   if (record.runs() && record.hold) text += ", being restored";

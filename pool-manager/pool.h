@@ -155,6 +155,8 @@ class Pool {
   // server: who was asked, and answers. What another one says of the lease says nothing of this one.
   void revoked(const ServerLife& server, const Id& id, uint64_t now);
   void revokeFailed(const ServerLife& server, const Id& id, uint64_t now);
+  // It has been revoked, and its server has said why it does not answer that yet.
+  bool isLent(const Id& id) const;
   void suspendDone(const Id& id, uint64_t order, const SuspendResult& result, uint64_t now);
   void suspendFailed(const Id& id, uint64_t order, const std::string& why, uint64_t now);
   void resumeDone(const Id& id, uint64_t order, uint64_t now);
@@ -418,6 +420,7 @@ class Pool {
   void close(LeaseRecord& record, uint64_t now, bool givenUp = false);
   void closed(const Id& id, const std::set<uint64_t>& gone, bool forgotten, const std::string& why);
   void expire(LeaseRecord& record, uint64_t now);
+  std::string lentTo(const LeaseRecord& record, uint64_t now) const;
   uint64_t timeLeftMs(const StoredLease& lease, uint64_t bootMs) const;
   void countStandstill();
   bool hasEnded(const LocalProcess& process);

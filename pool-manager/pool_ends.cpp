@@ -253,10 +253,29 @@ void Pool::expire(LeaseRecord& record, uint64_t now) {
       startRevoke(record, LeaseState::expired,
                   "its holder, process " + std::to_string(record.process.pid) + ", was killed", now);
   }
-  const bool tooLate = record.state == LeaseState::revoking &&
+  const bool tooLate = record.state == LeaseState::revoking && lentTo(record, now).empty() &&
                        now > std::max(record.deadlineMs, record.revokingMs) + times_.driftMs + times_.killMs;
   if ((anyGone(record) || tooLate) && !record.runs() && now >= record.triedMs + kRetryMs)
     close(record, now, tooLate);
+}
+
+// Who of its tenant's other leases has memory of a lease that has been revoked, as a server says that answers
+// still: until that is over the lease is neither at its end nor lost, and its tenant has its devices.
+std::string Pool::lentTo(const LeaseRecord& record, uint64_t now) const {
+  if (record.state != LeaseState::revoking) return "";
+  for (const Placement& placement : record.placements) {
+    const auto said = record.lentTo.find(placement.server.name);
+    const auto server = servers_.find(placement.server.name);
+    if (!placement.gone && said != record.lentTo.end() && server != servers_.end() &&
+        alive(server->second, now) && server->second.facts.life() == placement.server.life())
+      return said->second;
+  }
+  return "";
+}
+
+bool Pool::isLent(const Id& id) const {
+  const auto at = leases_.find(id);
+  return at != leases_.end() && !lentTo(at->second, latestMs_).empty();
 }
 
 // Of its time limit, when the manager starts. Somebody may have set the wall clock since its grant. So that

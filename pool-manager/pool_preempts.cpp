@@ -34,6 +34,8 @@ std::string Pool::whyText(const LeaseRecord& record, uint64_t now) const {
   if (record.state == LeaseState::active && record.preemptor != Id{} &&
       (record.change == Change::preempting || record.change == Change::suspending))
     return "is being suspended, " + preemptText(record);
+  if (const std::string others = lentTo(record, now); !others.empty())
+    return "has ended, and keeps its GPUs while memory of it is in use by " + others;
   if (record.state == LeaseState::held && record.hold->atHolder)
     return "it waits for another server: its own is gone, and its holder has its checkpoint";
   if (record.state == LeaseState::held)

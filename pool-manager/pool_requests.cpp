@@ -458,7 +458,7 @@ bool Pool::releaseFor(const Principal& who, const Id& id, const std::string& rea
   if (record.state == LeaseState::granting) events_.failed(id, {Failure::Kind::refused, "released"});
   if (record.state != LeaseState::revoking)
     startRevoke(record, LeaseState::released, reason, now, who.text());
-  return true;
+  return lentTo(record, now).empty();
 }
 
 bool Pool::drop(const Principal& who, const Id& id, uint64_t now) {

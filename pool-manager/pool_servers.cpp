@@ -396,7 +396,7 @@ std::optional<DeviceSample> Pool::sample(const std::string& name, const std::str
   return sample;
 }
 
-// For people only.
+// For people; but a lease of whose memory others have some is not given up (expire).
 void Pool::noteHindrances(const ServerRecord& server, const std::vector<LeaseHindrances>& hindrances) {
   const std::string& name = server.facts.name;
   // Of one that is there no more nothing is shown (saidOf).
@@ -404,6 +404,7 @@ void Pool::noteHindrances(const ServerRecord& server, const std::vector<LeaseHin
     LeaseRecord& record = leases_.quietly().at(id);
     record.hindrances.erase(name);
     record.protection.erase(name);
+    record.lentTo.erase(name);
   }
   const auto note = [](const std::vector<std::string>& told, std::vector<std::string>& noted) {
     noted.clear();
@@ -416,6 +417,9 @@ void Pool::noteHindrances(const ServerRecord& server, const std::vector<LeaseHin
     if (there == nullptr || there->server.incarnation != server.facts.incarnation) continue;
     note(told.reasons, at->second.hindrances[name]);
     note(told.protection, at->second.protection[name]);
+    if (told.lentTo.empty()) continue;
+    at->second.lentTo[name] = printable(told.lentTo, kMostHindrance);
+    if (at->second.state == LeaseState::revoking) events_.ended(told.id);  // for its holder it is over
   }
 }
 

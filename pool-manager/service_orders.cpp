@@ -79,8 +79,9 @@ void Service::revoke(const ServerLife& server, const Id& id, const std::string& 
                      },
                      [this, server, id](kj::Exception&& error) {
                        revoking_.erase({server, id});
-                       GPUPOOL_WARNING("a server did not confirm the end of a lease: %s",
-                                       errorText(error).c_str());
+                       if (!pool_.isLent(id))
+                         GPUPOOL_WARNING("a server did not confirm the end of a lease: %s",
+                                         errorText(error).c_str());
                        pool_.revokeFailed(server, id, clock_.now());
                      }));
 }

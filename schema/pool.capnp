@@ -101,7 +101,8 @@ struct Lease {
   held @19 :HeldLease;        # in ServerControl.grant, of a lease that is to be restored: no session of it begins before.
                               # In Manager.leases, of one that is held; it has no server and no devices
   why @20 :Text;              # in Manager.leases, of one that is suspended: why, and on whose word; of one that is held:
-                              # where; of one that is to give its devices to a higher class: that, and when
+                              # where; of one that is to give its devices to a higher class: that, and when; of one that is
+                              # revoking: who has memory of it still
   idleMs @21 :Int64 = -1;     # in Manager.leases: LeaseUse.idleMs, by now; -1: its server does not say
 }
 
@@ -154,10 +155,13 @@ struct LeaseCounts {
 }
 
 # What is known before anybody asks of why sessions of a lease could not be moved, and of whether they are protected.
+# Besides, of one that has been revoked, why its server cannot confirm that yet.
 struct LeaseHindrances {
   id @0 :Id128;
   reasons @1 :List(Text);     # each once, for people, who read the lease's id before it: "cannot be moved: ..."
   protection @2 :List(Text);  # likewise, of a lease with TurnTerms.protectMs: "is protected for 5m: ...", or why it is not
+  lentTo @3 :Text;            # not empty: it has been revoked, and who of the tenant's other leases has memory of it still; its
+                              # devices are not free before that is over
 }
 
 interface Manager {

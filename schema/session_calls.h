@@ -38,9 +38,9 @@ struct FunctionInfo {
   uint32_t parameterCount = 0;
 };
 
-// What a session offers to the other sessions of its lease, for them to open. The server makes `key`, at
-// random, and keeps what it stands for; `server` names that server, in that life of it. In a session of
-// another lease it opens nothing.
+// What a session offers to the other sessions of its lease and of its tenant's, for them to open. The server
+// makes `key`, at random, and keeps what it stands for; `server` names that server, in that life of it. In a
+// session of another tenant it opens nothing.
 struct ShareToken {
   uint64_t server[2] = {};
   uint64_t key[2] = {};

@@ -162,8 +162,8 @@ struct MemoryAnswer @0x9d52eb848e1abfc4 {
   othersBytes @2 :UInt64;             # what the lease's other sessions have in that place
   error @3 :Text;                     # why not, where it is not the lease's limit; for the log
 }
-# What the sessions of a lease share: a worker offers parts of pieces of its memory, and the server gives a piece's
-# descriptor to the workers that open such a part. It lives until nobody has it.
+# What the sessions of a lease, or of a tenant's leases, share: a worker offers parts of pieces of its memory, and the
+# server gives a piece's descriptor to the workers that open such a part. It lives until nobody has it.
 struct ShareReport @0xb58992333637339a {
   ticket @0 :UInt64;                  # the answer repeats it; 0: no answer is wanted
   union {
@@ -187,8 +187,8 @@ struct ShareKey @0xded80d05c292391b {                     # ShareToken in schema
 }
 enum ShareError @0xe93c933369c3827d {
   none @0;
-  unknown @1;                         # no such offer for this lease
-  elsewhere @2;                       # of another server, or of an earlier life of this one
+  unknown @1;                         # no such offer
+  elsewhere @2;                       # of another tenant or server, or of an earlier life of this one
   own @3;                             # the asking session's
   tooMany @4;                         # offers, or descriptors
 }
@@ -199,6 +199,7 @@ struct ShareAnswer @0x92e334276c39bc9a {
   opening @3 :UInt64;                 # of what was opened: its number, for `close`
   offer @4 :ShareOffer;               # likewise; piece: nothing
   session @5 :UInt64;                 # the asking session's number (WorkerOrder.gone)
+  otherDevice @6 :Bool;               # with `elsewhere`: it is the tenant's, but on a device that this lease does not have
 }
 struct DeviceLost @0xc9fc4505aaa8d037 {
   ordinal @0 :UInt32;               # the driver's

@@ -83,6 +83,8 @@ ShareAnswer readShare(schema::ShareAnswer::Reader from) {
   ShareAnswer answer;
   if (from.getError() <= schema::ShareError::TOO_MANY)
     answer.error = static_cast<ShareAnswer::Error>(from.getError());
+  if (answer.error == ShareAnswer::Error::elsewhere && from.getOtherDevice())
+    answer.error = ShareAnswer::Error::otherDevice;
   answer.key = {schema::read(from.getKey().getServer()), schema::read(from.getKey().getKey())};
   answer.opening = from.getOpening();
   const auto part = from.getOffer();

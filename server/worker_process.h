@@ -127,7 +127,8 @@ struct MemoryAnswer {
   std::string error;
 };
 
-// What a session shares with others of its lease: schema::ShareReport and its answer.
+// What a session shares with others of its lease, or of its tenant's other leases: schema::ShareReport and
+// its answer.
 struct ShareKey {
   Id server, key;
 };
@@ -143,7 +144,16 @@ struct ShareReport {
   uint64_t number = 0;  // of endPiece and close
 };
 struct ShareAnswer {
-  enum class Error { none, unknown, elsewhere, own, tooMany, unheard } error = Error::unheard;
+  // But for the last two, as schema::ShareError.
+  enum class Error {
+    none,
+    unknown,
+    elsewhere,
+    own,
+    tooMany,
+    otherDevice,  // ShareAnswer.otherDevice
+    unheard
+  } error = Error::unheard;
   ShareKey key;
   uint64_t opening = 0;
   ShareOffer offer;

@@ -1,5 +1,5 @@
 #pragma once
-// Physical memory of another process of the lease, as the worker names it (virtual_memory.cpp).
+// Physical memory of another process, as the worker names it (virtual_memory.cpp).
 
 #include "client/memory/allocations.h"
 #include "client/session.h"
@@ -20,6 +20,8 @@ CUdevice currentDevice();
 
 // What the worker says of a token, as the driver says it of a handle; what the driver cannot say is logged.
 CUresult openingResult(CUresult status);
+// Of memory on a GPU that the lease does not have: says so.
+CUresult openingOtherGpu();
 
 // Errors as the driver gives them for a handle that opens nothing. The name is the caller's to release.
 CUresult openPhysical(CUcontext context, const schema::ShareToken& token, OpenedPhysical& opened);

@@ -1,4 +1,4 @@
-// Pools of other processes of the lease (Stream Ordered Memory Allocator). A pool's descriptor names the pool
+// Pools of other processes (Stream Ordered Memory Allocator). A pool's descriptor names the pool
 // and its GPU, and opens no memory. Each allocation is opened by a token of its own, as memory of
 // cuIpcGetMemHandle is (share.cpp).
 #include <algorithm>
@@ -59,7 +59,7 @@ CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool* out, void* osHandle, C
     return std::memcmp(share.token.key, &one.uuid, sizeof share.token.key) == 0;
   };
   const schema::WorkerHello& hello = Session::get().hello();
-  if (!std::any_of(hello.devices, hello.devices + hello.deviceCount, is)) return CUDA_ERROR_INVALID_DEVICE;
+  if (!std::any_of(hello.devices, hello.devices + hello.deviceCount, is)) return openingOtherGpu();
   CUdevice device = currentDevice();
   for (CUdevice seen = 0; seen < deviceCount(); ++seen)
     if (is(*propertiesOf(seen))) device = seen;

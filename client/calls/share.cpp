@@ -1,4 +1,4 @@
-// Memory and events of other processes of the lease (Memory Management, Event Management: cuIpc...). A handle
+// Memory and events of other processes (Memory Management, Event Management: cuIpc...). A handle
 // names a whole allocation. Who opens it maps the piece of memory in which the allocation lies, at addresses
 // of his own.
 #include <map>

@@ -138,13 +138,23 @@ CUdevice currentDevice() {
 }
 
 CUresult openingResult(CUresult status) {
+  if (status == CUDA_ERROR_PEER_ACCESS_NOT_ENABLED) return openingOtherGpu();
   if (status != CUDA_ERROR_PEER_ACCESS_UNSUPPORTED) return status;
   static std::atomic<bool> said{false};
   if (said.exchange(true)) return CUDA_ERROR_INVALID_HANDLE;
   GPUPOOL_WARNING(
-      "the handle is of another lease or GPU server, or of one that has been started again: only processes "
-      "of one lease on one server can share memory and events");
+      "the handle is of another tenant or GPU server, or of one that has been started again: only processes "
+      "of one tenant on one server can share memory and events");
   return CUDA_ERROR_INVALID_HANDLE;
+}
+
+CUresult openingOtherGpu() {
+  static std::atomic<bool> said{false};
+  if (!said.exchange(true))
+    GPUPOOL_WARNING(
+        "the handle is of memory of another lease, on a GPU that this lease does not have: a worker reaches "
+        "its lease's GPUs alone; put both programs into one lease");
+  return CUDA_ERROR_NOT_SUPPORTED;
 }
 
 CUresult openPhysical(CUcontext context, const schema::ShareToken& token, OpenedPhysical& opened) {

@@ -1,6 +1,7 @@
 // Expected values are the answers of driver 580.159 to the same questions.
 #include "client/lookup.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <map>
@@ -102,6 +103,23 @@ TEST_CASE("lookup: what is not there") {
   CHECK(address == &address);
   CHECK(lookupOld("cuInit", 1000, 0, &address) == CUDA_ERROR_NOT_FOUND);
   CHECK(lookupOld("cuInit", 2000, 0, &address) == CUDA_SUCCESS);
+}
+
+// Its runtime asks by the driver's version where that is lower than its own.
+TEST_CASE("lookup: what CUDA 13.1 adds is not there, as in a driver of 13.0") {
+  for (const char* name :
+       {"cuDevSmResourceSplit", "cuGraphExecGetId", "cuGraphGetId", "cuGraphNodeGetContainingGraph",
+        "cuGraphNodeGetLocalId", "cuGraphNodeGetToolsId", "cuStreamGetDevResource", "cuMulticastBindAddr_v2",
+        "cuMulticastBindMem_v2", "cuStreamGetDevResource_ptsz"}) {
+    check(name, 13000, 0, 1, "none");
+    check(name, 13000, 2, 1, "none");
+    CHECK(ask(name, 13010, 0).result == CUDA_ERROR_INVALID_VALUE);
+    const auto all = exports();
+    CHECK(std::none_of(all.begin(), all.end(),
+                       [&](const Export& one) { return std::strcmp(one.name, name) == 0; }));
+  }
+  check("cuMulticastBindAddr", 13000, 0, 0, "cuMulticastBindAddr");
+  CHECK(ask("cuMulticastBindAddr", 13010, 0).result == CUDA_ERROR_INVALID_VALUE);
 }
 
 TEST_CASE("lookup: refused requests") {

@@ -222,6 +222,7 @@ std::string Checkpoints::refusesToHold(const Id& lease) const {
   if (leases_.overcommitted()) return "leases take turns here (overcommit), and those are not held in files";
   if (leases_.admissible(lease)->target)
     return "the lease is moving to other devices: end that first (gpupool migrate)";
+  if (std::string lent = sessions_.lentText(lease); !lent.empty()) return lent;
   for (const uint64_t number : sessions_.numbers(lease)) {
     const SessionFacts* session = sessions_.facts(number);
     const TransportFacts* transport = session == nullptr ? nullptr : findTransport(session->transport);
@@ -251,7 +252,10 @@ kj::Promise<Suspended> Checkpoints::leave(Id lease, uint32_t drainMs, const std:
           if (!one.answer.gone && !one.answer.error.empty())
             ends.add(
                 sessions_.endOne(one.number, "the session was to be held in files: " + one.answer.error));
-        return kj::joinPromises(ends.releaseAsArray()).then([job] { return job; });
+        // One that has ended meanwhile may have left memory to sessions of other leases.
+        return kj::joinPromises(ends.releaseAsArray())
+            .then([this, lease] { return sessions_.givenBack(lease); })
+            .then([job] { return job; });
       })
       .then([this, lease, name](std::shared_ptr<Job> job) {
         Suspended done;

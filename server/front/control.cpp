@@ -34,19 +34,34 @@ kj::Promise<void> Control::revoke(RevokeContext context) {
   const std::string reason = context.getParams().getReason();
   context.releaseParams();
   if (!leases_.close(id)) return hooks_.earlierGone(id).then([this, id] { hooks_.gone(id); });  // idempotent
+  if (const auto ending = ending_.find(id); ending != ending_.end()) return ending->second.addBranch();
   GPUPOOL_INFO("lease %s revoked: %s", id.text().c_str(), reason.c_str());
   // Kept by this server, not by the call: a manager that goes away meanwhile must not leave the lease half
   // closed.
-  // Of an earlier life there may be workers of the lease that were not readopted.
-  auto done = sessions_.end(id, "the lease has ended" + (reason.empty() ? "" : ": " + reason))
-                  .then([this, id] { return hooks_.earlierGone(id); })
-                  .then([this, id] {
-                    leases_.remove(id);
-                    hooks_.gone(id);
-                  })
-                  .fork();
-  tasks_.add(done.addBranch());
+  auto& done = ending_.emplace(id, endLease(id, reason).fork()).first->second;
+  tasks_.add(done.addBranch().then([this, id] { ending_.erase(id); },
+                                   [this, id](kj::Exception&& exception) {
+                                     ending_.erase(id);
+                                     taskFailed(kj::mv(exception));
+                                   }));
   return done.addBranch();
+}
+
+// The lease's devices are free when nobody has memory there: not its sessions, not workers of an earlier life
+// that were not readopted, and not sessions of other leases, which end by other words than this one.
+kj::Promise<void> Control::endLease(const Id& id, const std::string& reason) {
+  return sessions_.end(id, "the lease has ended" + (reason.empty() ? "" : ": " + reason))
+      .then([this, id] { return hooks_.earlierGone(id); })
+      .then([this, id] {
+        if (const std::string others = sessions_.borrowers(id); !others.empty())
+          GPUPOOL_INFO("lease %s: its sessions have ended; %s has memory of it", id.text().c_str(),
+                       others.c_str());
+        return sessions_.givenBack(id);
+      })
+      .then([this, id] {
+        leases_.remove(id);
+        hooks_.gone(id);
+      });
 }
 
 kj::Promise<void> Control::sessions(SessionsContext context) {

@@ -3,6 +3,7 @@
 // sessions. Called on the connection the server made.
 
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 
@@ -57,12 +58,14 @@ class Control final : public schema::ServerControl::Server, private kj::TaskSet:
   kj::Promise<void> checkpoint(CheckpointContext context) override;
 
  private:
+  kj::Promise<void> endLease(const Id& id, const std::string& reason);
   void taskFailed(kj::Exception&& exception) override;
 
   LeaseTable& leases_;
   SessionTable& sessions_;
   Suspension& suspension_;
   Hooks hooks_;
+  std::map<Id, kj::ForkedPromise<void>> ending_;  // leases of which an end is under way
   kj::TaskSet tasks_;
 };
 

@@ -201,6 +201,8 @@ void Front::run(Inventory found) {
   sessions_->onChange([this] { store(); });
   leases_->onChange([this] { store(); });
   sessions_->onHostMemory([](uint64_t bytes) { return hostHasRoom(bytes); });
+  sessions_->onSharing(
+      [this](const Id& owner, const Id& lease) { return leases_->ofOneTenant(owner, lease); });
   devicesChanged();
 
   startSuspension();

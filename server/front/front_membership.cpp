@@ -59,6 +59,13 @@ Membership::Facts Front::facts() {
   facts.samples = [this] { return health_->latest().samples; };
   facts.hindrances = [this] { return sessions_->hindrances(); };
   facts.protection = [this] { return keeper_->say(); };
+  facts.lent = [this] {
+    std::map<Id, std::string> lent;
+    for (const Id& lease : sessions_->lenders())
+      if (leases_->contains(lease) && leases_->admissible(lease) == nullptr)
+        lent[lease] = sessions_->borrowers(lease);
+    return lent;
+  };
   facts.warmWorkers = [this] { return pool_->warm(); };
   facts.fabric = [this] { return fabric(); };
   facts.workers = [this] { return pool_->versions(); };

@@ -359,6 +359,11 @@ Grant* LeaseTable::admissible(const Id& id) {
   return found == leases_.end() || found->second.closing ? nullptr : &found->second;
 }
 
+bool LeaseTable::ofOneTenant(const Id& one, const Id& other) {
+  const Grant *first = admissible(one), *second = admissible(other);
+  return first != nullptr && second != nullptr && first->tenant == second->tenant;
+}
+
 bool LeaseTable::close(const Id& id) {
   const auto found = leases_.find(id);
   if (found == leases_.end()) return false;

@@ -129,6 +129,8 @@ class LeaseTable {
   void settle(const Id& id, bool moved);
   // Null if there is none, or it is closing.
   Grant* admissible(const Id& id);
+  // Both are admissible, and of the same tenant, by the manager's word: it proves who asks for a lease.
+  bool ofOneTenant(const Id& one, const Id& other);
   bool contains(const Id& id) const { return leases_.contains(id); }
   // No new sessions from now on. False if there is none.
   bool close(const Id& id);

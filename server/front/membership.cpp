@@ -151,7 +151,9 @@ kj::Promise<bool> Membership::beat(Link& link) {
   facts_.uses(request);
   facts_.counts(request);
   const auto hindrances = facts_.hindrances(), protection = facts_.protection();
+  const auto lent = facts_.lent();
   std::set<Id> said;
+  for (const auto& [lease, text] : lent) said.insert(lease);
   for (const auto* one : {&hindrances, &protection})
     for (const auto& [lease, texts] : *one) said.insert(lease);
   auto hindered = request.initHindrances(static_cast<unsigned>(said.size()));
@@ -166,6 +168,7 @@ kj::Promise<bool> Membership::beat(Link& link) {
     schema::write(lease, out.initId());
     put(hindrances, lease, [&](unsigned count) { return out.initReasons(count); });
     put(protection, lease, [&](unsigned count) { return out.initProtection(count); });
+    if (const auto found = lent.find(lease); found != lent.end()) out.setLentTo(found->second);
   }
   const auto problems = facts_.problems();
   schema::write(problems, request.initProblems(static_cast<unsigned>(problems.size())));

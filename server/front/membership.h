@@ -54,6 +54,8 @@ class Membership final : private kj::TaskSet::ErrorHandler {
         [](schema::Manager::BeatParams::Builder) {};
     // Of leases that have some: why their sessions could not be moved.
     std::function<std::map<Id, std::vector<std::string>>()> hindrances, protection;
+    // Of leases that have been revoked and cannot be confirmed yet: who has memory of them still.
+    std::function<std::map<Id, std::string>()> lent = [] { return std::map<Id, std::string>{}; };
     // How leases are used that end when they are not.
     std::function<void(schema::Manager::BeatParams::Builder)> uses =
         [](schema::Manager::BeatParams::Builder) {};

@@ -56,6 +56,10 @@ uint64_t MemoryAccount::used(uint64_t session, uint32_t place) const {
   return found == sessions_.end() || place >= limits_.size() ? 0 : found->second[place];
 }
 
+bool MemoryAccount::empty() const {
+  return std::all_of(used_.begin(), used_.end(), [](uint64_t bytes) { return bytes == 0; });
+}
+
 uint64_t MemoryAccount::others(uint64_t session, uint32_t place) const {
   if (place >= limits_.size()) return 0;
   const auto found = sessions_.find(session);

@@ -28,6 +28,7 @@ class MemoryAccount {
   // What the session has there, or, without one, all together.
   uint64_t used(uint64_t session, uint32_t place) const;
   uint64_t used(uint32_t place) const { return place < used_.size() ? used_[place] : 0; }
+  bool empty() const;
   // What all sessions but this one have there.
   uint64_t others(uint64_t session, uint32_t place) const;
 

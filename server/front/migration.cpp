@@ -71,6 +71,7 @@ std::string Migration::refuses(const Order& order, const Grant& grant) const {
   }
   if (!settings_.refusal.empty()) return settings_.refusal;
   if (!order.target) return "";
+  if (const std::string lent = sessions_.lentText(grant.id, grant.epoch); !lent.empty()) return lent;
   const Placement* placement = grant.placement(order.target->deviceEpoch);
   if (placement == nullptr) return "the lease has no such devices here: they were not reserved for it";
   for (const GrantedDevice& device : placement->devices)
@@ -249,6 +250,7 @@ kj::Promise<void> Migration::settle(const Id& lease, bool moved) {
 
 std::string Migration::refusesSettling(const Grant& grant, bool moved) const {
   const Placement& goes = moved ? grant : *grant.target;
+  if (const std::string lent = sessions_.lentText(grant.id, goes.epoch); !lent.empty()) return lent;
   if (!sessions_.uses(grant.id, goes.epoch)) return "";
   return std::string("a session of the lease is still on the devices that it ") +
          (moved ? "had" : "was to have");

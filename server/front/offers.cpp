@@ -1,5 +1,9 @@
 #include "server/front/offers.h"
 
+#include <algorithm>
+
+#include "schema/worker.capnp.h"
+
 namespace gpupool::server {
 
 std::map<uint64_t, Offers::Piece>::iterator Offers::find(uint64_t session, uint64_t piece) {
@@ -7,13 +11,18 @@ std::map<uint64_t, Offers::Piece>::iterator Offers::find(uint64_t session, uint6
   return known == known_.end() ? pieces_.end() : pieces_.find(known->second);
 }
 
-Offers::Refusal Offers::offer(const AccountName& account, uint64_t session, const Part& part,
-                              kj::AutoCloseFd descriptor, Token& token) {
+Offers::Refusal Offers::offer(const Asker& owner, const Part& part, kj::AutoCloseFd descriptor,
+                              Token& token) {
+  const uint64_t session = owner.session;
   auto piece = find(session, part.piece);
   if (offersOf_[session] >= kMostOffers) return Refusal::tooMany;
   if (piece == pieces_.end()) {
     if (descriptor.get() < 0 || pieces_.size() >= mostPieces_) return Refusal::tooMany;
-    piece = pieces_.emplace(nextPiece_++, Piece{account, session, part, kj::mv(descriptor), {}, {}}).first;
+    const bool host = part.place == schema::HOST_MEMORY;
+    if (!host && part.place >= owner.devices.size()) return Refusal::unknown;
+    const std::string device = host ? "" : owner.devices[part.place];
+    Piece made{owner.account, session, part, device, kj::mv(descriptor), {}, {}};
+    piece = pieces_.emplace(nextPiece_++, std::move(made)).first;
     known_[{session, part.piece}] = piece->first;
   }
   token = {server_, Id::random()};
@@ -56,19 +65,29 @@ Offers::Charge Offers::end(std::map<uint64_t, Piece>::iterator at) {
   return charge;
 }
 
-Offers::Refusal Offers::open(const AccountName& account, uint64_t session, const Token& token,
+Offers::Refusal Offers::open(const Asker& asker, const Token& token, const MayShare& mayShare,
                              Opened& opened) {
   if (token.server != server_) return Refusal::elsewhere;
   const auto offer = offers_.find(token.key);
   if (offer == offers_.end()) return Refusal::unknown;
   Piece& piece = pieces_.at(offer->second.piece);
-  if (piece.account != account) return Refusal::elsewhere;
-  if (piece.session == session) return Refusal::own;
-  if (openingsOf_[session] >= kMostOffers) return Refusal::tooMany;
-  opened = {nextOpening_++, offer->second.part, piece.descriptor};
-  piece.openings.insert({session, opened.opening});
-  openings_[{session, opened.opening}] = offer->second.piece;
-  ++openingsOf_[session];
+  const Id& owner = piece.account.first;
+  const Id& lease = asker.account.first;
+  // Of a lease's two placements, as it moves, neither has memory of the other.
+  if (owner == lease && piece.account != asker.account) return Refusal::elsewhere;
+  if (owner != lease && !mayShare(owner, lease)) return Refusal::elsewhere;
+  if (piece.session == asker.session) return Refusal::own;
+  Part part = offer->second.part;
+  if (!piece.device.empty()) {
+    const auto seen = std::find(asker.devices.begin(), asker.devices.end(), piece.device);
+    if (seen == asker.devices.end()) return Refusal::otherDevice;
+    part.place = static_cast<uint32_t>(seen - asker.devices.begin());
+  }
+  if (openingsOf_[asker.session] >= kMostOffers) return Refusal::tooMany;
+  opened = {nextOpening_++, part, piece.descriptor};
+  piece.openings.emplace(std::pair(asker.session, opened.opening), lease);
+  openings_[{asker.session, opened.opening}] = offer->second.piece;
+  ++openingsOf_[asker.session];
   return Refusal::none;
 }
 
@@ -104,12 +123,30 @@ std::set<uint64_t> Offers::sharers(uint64_t session, uint32_t place) const {
   for (const auto& [number, piece] : pieces_) {
     if (piece.whole.place != place) continue;
     bool shares = piece.session == session;
-    for (const auto& [opener, opening] : piece.openings) shares = shares || opener == session;
+    for (const auto& [opening, lease] : piece.openings) shares = shares || opening.first == session;
     if (!shares) continue;
     if (piece.session != 0) all.insert(piece.session);
-    for (const auto& [opener, opening] : piece.openings) all.insert(opener);
+    for (const auto& [opening, lease] : piece.openings) all.insert(opening.first);
   }
   all.erase(session);
+  return all;
+}
+
+std::set<uint64_t> Offers::borrowers(const Id& lease, uint64_t deviceEpoch) const {
+  std::set<uint64_t> all;
+  for (const auto& [number, piece] : pieces_) {
+    if (piece.account.first != lease || (deviceEpoch != 0 && piece.account.second != deviceEpoch)) continue;
+    for (const auto& [opening, opener] : piece.openings)
+      if (piece.lends(opener)) all.insert(opening.first);
+  }
+  return all;
+}
+
+std::set<Id> Offers::lenders() const {
+  std::set<Id> all;
+  for (const auto& [number, piece] : pieces_)
+    for (const auto& [opening, opener] : piece.openings)
+      if (piece.lends(opener)) all.insert(piece.account.first);
   return all;
 }
 

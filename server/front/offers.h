@@ -1,6 +1,10 @@
 #pragma once
-// What sessions of a lease share: parts of pieces of memory that one session offers and others open. Pure
-// bookkeeping, and the descriptors.
+// What sessions of a tenant share: parts of pieces of memory that one session offers and others open, of its
+// lease, or of another one that may (mayShare). Pure bookkeeping, and the descriptors.
+//
+// A place is a device of a lease. Who opens memory of another lease has to have that device, too: his worker
+// sees no other. The piece stays charged to the lease of which it is, and so that one's reservation has to
+// outlive it: `borrowers` says who has a lease's memory still.
 //
 // An offer ends by its session's word, or with its piece. A piece ends with its session at the latest;
 // whoever has opened a part of it keeps it, and then it has an heir: a name for the account, to which the
@@ -9,9 +13,11 @@
 #include <kj/io.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -34,7 +40,16 @@ class Offers {
     uint64_t bytes = 0;               // of the piece
     uint64_t offset = 0, length = 0;  // of what is offered
   };
-  enum class Refusal { none, unknown, elsewhere, own, tooMany };
+  // elsewhere: of another tenant or server, or of an earlier life of this one. otherDevice: it is on a device
+  // that the opening lease does not have.
+  enum class Refusal { none, unknown, elsewhere, otherDevice, own, tooMany };
+  struct Asker {
+    AccountName account;
+    uint64_t session = 0;
+    std::vector<std::string> devices = {};  // uuids, by place
+  };
+  // May a session of `lease` open what one of `owner` offers? Asked of different leases only.
+  using MayShare = std::function<bool(const Id& owner, const Id& lease)>;
   // So much of the place is charged to `to` from here on, instead of to `from`; to 0: to nobody.
   struct Charge {
     AccountName account;
@@ -52,18 +67,23 @@ class Offers {
   explicit Offers(size_t mostPieces, Id server = Id::random()) : server_(server), mostPieces_(mostPieces) {}
 
   // Of a piece that is known already, the descriptor is dropped.
-  Refusal offer(const AccountName& account, uint64_t session, const Part& part, kj::AutoCloseFd descriptor,
-                Token& token);
+  Refusal offer(const Asker& owner, const Part& part, kj::AutoCloseFd descriptor, Token& token);
   void endOffer(uint64_t session, const Token& token);
   // Nothing: there is no such piece.
   std::optional<Charge> endPiece(uint64_t session, uint64_t piece);
-  Refusal open(const AccountName& account, uint64_t session, const Token& token, Opened& opened);
+  // The place in `opened` is the asker's.
+  Refusal open(const Asker& asker, const Token& token, const MayShare& mayShare, Opened& opened);
   // A charge: it was the last one of a piece that has ended.
   std::optional<Charge> close(uint64_t session, uint64_t opening);
   // The session has ended. In the order in which they count.
   std::vector<Charge> leave(uint64_t session);
   // The sessions that have parts of pieces in that place in common with this one, in either direction.
   std::set<uint64_t> sharers(uint64_t session, uint32_t place) const;
+  // The sessions of other leases that have device memory of this one. deviceEpoch: of its placement of that
+  // epoch; 0: of any.
+  std::set<uint64_t> borrowers(const Id& lease, uint64_t deviceEpoch = 0) const;
+  // The leases of which there are some.
+  std::set<Id> lenders() const;
 
   const Id& server() const { return server_; }
   size_t pieces() const { return pieces_.size(); }
@@ -73,9 +93,12 @@ class Offers {
     AccountName account;
     uint64_t session = 0;  // 0: it has ended there
     Part whole;
+    std::string device;  // its uuid; empty: it is host memory
     kj::AutoCloseFd descriptor;
     std::set<Id> offers;
-    std::set<std::pair<uint64_t, uint64_t>> openings;  // session, number
+    std::map<std::pair<uint64_t, uint64_t>, Id> openings;  // session and number -> lease
+    // Device memory that this opening's lease has of another one.
+    bool lends(const Id& lease) const { return !device.empty() && lease != account.first; }
   };
   struct Offer {
     uint64_t piece = 0;

@@ -82,6 +82,12 @@ void SessionTable::leaveAccount(const AccountName& name, uint64_t number) {
   const auto account = accounts_.find(name);
   if (account == accounts_.end()) return;
   account->second.forget(number);
+  dropUnusedAccount(name);
+}
+
+void SessionTable::dropUnusedAccount(const AccountName& name) {
+  const auto account = accounts_.find(name);
+  if (account == accounts_.end() || !account->second.empty()) return;
   for (const auto* sessions : {&living_, &next_})
     for (const auto& session : *sessions)
       if (!session->dropped && accountOf(session->facts) == name) return;

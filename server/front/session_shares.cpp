@@ -1,5 +1,5 @@
-// SessionTable's part in what sessions of a lease share: a worker's offers and openings, and what becomes of
-// them when a session ends.
+// SessionTable's part in what sessions share: a worker's offers and openings, and what becomes of them when a
+// session ends.
 #include <capnp/message.h>
 
 #include "base/log.h"
@@ -31,6 +31,7 @@ schema::ShareError errorOf(Offers::Refusal refusal) {
     case Offers::Refusal::unknown:
       return schema::ShareError::UNKNOWN;
     case Offers::Refusal::elsewhere:
+    case Offers::Refusal::otherDevice:  // ShareAnswer.otherDevice says so
       return schema::ShareError::ELSEWHERE;
     case Offers::Refusal::own:
       return schema::ShareError::OWN;
@@ -49,6 +50,11 @@ void SessionTable::apply(const Offers::Charge& charge) {
     account->second.hand(charge.from, charge.to, charge.place, charge.bytes);
   else
     account->second.give(charge.from, charge.place, charge.bytes);
+  dropUnusedAccount(charge.account);
+}
+
+Offers::Asker SessionTable::asker(const Session& session) const {
+  return {accountOf(session.facts), session.number, session.facts.devices};
 }
 
 void SessionTable::hearShare(Session& session, schema::ShareReport::Reader report,
@@ -85,14 +91,13 @@ void SessionTable::serveShare(Session& session, Shared shared) {
       return;
     case schema::ShareReport::CLOSE:
       if (const auto charge = offers_.close(session.number, shared.number)) apply(*charge);
-      return;
+      return lookAtBorrowers();
     default:
       return answerShare(session, kj::mv(shared));
   }
 }
 
 void SessionTable::answerShare(Session& session, Shared shared) {
-  const auto account = accountOf(session.facts);
   capnp::MallocMessageBuilder message;
   auto answer = message.initRoot<schema::WorkerOrder>().initShare();
   answer.setTicket(shared.ticket);
@@ -101,15 +106,16 @@ void SessionTable::answerShare(Session& session, Shared shared) {
   Offers::Opened opened;
   if (shared.what == schema::ShareReport::OFFER) {
     Offers::Token token;
-    refusal = offers_.offer(account, session.number, shared.part, kj::mv(shared.descriptor), token);
+    refusal = offers_.offer(asker(session), shared.part, kj::mv(shared.descriptor), token);
     if (refusal == Offers::Refusal::none) put(token, answer.initKey());
   } else if (shared.what == schema::ShareReport::OPEN) {
-    refusal = offers_.open(account, session.number, shared.token, opened);
+    refusal = offers_.open(asker(session), shared.token, mayShare_, opened);
     if (refusal == Offers::Refusal::elsewhere)
       GPUPOOL_INFO(
-          "session %s: was given memory or an event of another lease or server, or of an earlier life of "
+          "session %s: was given memory or an event of another tenant or server, or of an earlier life of "
           "this one",
           session.facts.session.text().c_str());
+    answer.setOtherDevice(refusal == Offers::Refusal::otherDevice);
     if (refusal == Offers::Refusal::none) {
       answer.setOpening(opened.opening);
       auto part = answer.initOffer();
@@ -124,9 +130,45 @@ void SessionTable::answerShare(Session& session, Shared shared) {
   session.worker->send(message, descriptors);  // one that takes no order any more has other troubles
 }
 
+std::string SessionTable::borrowers(const Id& lease, uint64_t deviceEpoch) const {
+  const auto numbers = offers_.borrowers(lease, deviceEpoch);
+  if (numbers.empty()) return "";
+  const Session* first = find(*numbers.begin());
+  std::string text = describe(*numbers.begin());
+  if (first != nullptr) text += " of lease " + first->facts.lease.text().substr(0, 8);
+  if (numbers.size() > 1) text += ", and " + std::to_string(numbers.size() - 1) + " more";
+  return text;
+}
+
+std::string SessionTable::lentText(const Id& lease, uint64_t deviceEpoch) const {
+  const std::string others = borrowers(lease, deviceEpoch);
+  return others.empty() ? "" : "memory of it is in use by " + others;
+}
+
+kj::Promise<void> SessionTable::givenBack(const Id& lease) {
+  auto pair = kj::newPromiseAndFulfiller<void>();
+  givenBack_.emplace(lease, kj::mv(pair.fulfiller));
+  lookAtBorrowers();
+  return kj::mv(pair.promise);
+}
+
+void SessionTable::lookAtBorrowers() {
+  if (givenBack_.empty()) return;
+  const std::set<Id> lenders = offers_.lenders();
+  for (auto waits = givenBack_.begin(); waits != givenBack_.end();) {
+    if (lenders.contains(waits->first)) {
+      ++waits;
+      continue;
+    }
+    waits->second->fulfill();
+    waits = givenBack_.erase(waits);
+  }
+}
+
 void SessionTable::leaveShares(const Session& session) {
   const auto sharers = offers_.sharers(session.number, schema::HOST_MEMORY);
   for (const Offers::Charge& charge : offers_.leave(session.number)) apply(charge);
+  lookAtBorrowers();
   for (const uint64_t number : sharers) {
     Session* other = find(number);
     if (other == nullptr) continue;

@@ -3,7 +3,7 @@
 //
 // They share their lease's memory: the account is kept here, by lease, for all its workers together. A lease
 // that moves to other devices has an account for either of its placements, and a session is in that of its
-// own devices.
+// own devices. An account outlives its sessions while sessions of other leases have memory of it (offers.h).
 //
 // If a worker ends without giving its client a reason, the server sends one. It keeps a descriptor of the
 // client's socket for that.
@@ -37,6 +37,7 @@
 #include <list>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -126,6 +127,16 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   size_t arriving(const Id& lease) const;
   // Does a session of the lease use its placement of that epoch? One that moves there does.
   bool uses(const Id& lease, uint64_t deviceEpoch) const;
+  // Says of two leases whether they may share (Offers::MayShare). Without it none may.
+  void onSharing(Offers::MayShare mayShare) { mayShare_ = std::move(mayShare); }
+  // Who has device memory of that lease still, of other leases; for people, and empty: nobody. deviceEpoch:
+  // as in Offers::borrowers.
+  std::string borrowers(const Id& lease, uint64_t deviceEpoch = 0) const;
+  std::set<Id> lenders() const { return offers_.lenders(); }
+  // The same as a reason not to take the lease off its devices.
+  std::string lentText(const Id& lease, uint64_t deviceEpoch = 0) const;
+  // Resolves when nobody has.
+  kj::Promise<void> givenBack(const Id& lease);
   // Resolves when no worker is left there of a session that has gone on elsewhere.
   kj::Promise<void> oldGone(const Id& lease, uint64_t deviceEpoch);
   std::vector<StoredWorker> workers() const;
@@ -342,12 +353,16 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   void hearShare(Session& session, schema::ShareReport::Reader report, kj::AutoCloseFd descriptor);
   void serveShare(Session& session, Shared shared);
   void answerShare(Session& session, Shared shared);
+  Offers::Asker asker(const Session& session) const;
   void apply(const Offers::Charge& charge);
+  // After something was closed.
+  void lookAtBorrowers();
   // Its offers and openings are nobody's any more, or its heirs'; who shares events with it is told.
   void leaveShares(const Session& session);
   // What the session of that number has there is nobody's any more. Of one that is in living_ or next_ no
   // more, or is dropped.
   void leaveAccount(const AccountName& name, uint64_t number);
+  void dropUnusedAccount(const AccountName& name);
   void taskFailed(kj::Exception&& exception) override;
 
   kj::Timer& timer_;
@@ -359,8 +374,10 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   std::function<void(const Id&, const SessionCounts&)> counted_ = [](const Id&, const SessionCounts&) {};
   std::function<std::string(const SessionFacts&)> died_ = [](const SessionFacts&) { return std::string(); };
   std::function<bool(uint64_t bytes)> hostRoom_ = [](uint64_t) { return true; };
-  std::map<AccountName, MemoryAccount> accounts_;  // of placements with sessions
+  std::map<AccountName, MemoryAccount> accounts_;  // of placements with sessions, or with heirs of some
   Offers offers_;
+  Offers::MayShare mayShare_ = [](const Id&, const Id&) { return false; };
+  std::multimap<Id, kj::Own<kj::PromiseFulfiller<void>>> givenBack_;  // by lease
   uint64_t nextNumber_ = 1;
   struct Beginnings {
     size_t count = 0;

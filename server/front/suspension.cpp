@@ -87,6 +87,8 @@ kj::Promise<Suspended> Suspension::suspendNow(Id lease, uint32_t drainMs, bool a
   }
   if (grant->target) failOrder("the lease is moving to other devices: end that first (gpupool migrate)");
   if (!settings_.refusal.empty()) failOrder(settings_.refusal);
+  if (const std::string lent = sessions_.lentText(lease); !lent.empty())
+    failOrder("the lease stays: " + lent);
   leases_.pause(lease, aside);
   return awaitBeginnings(lease)
       .then([this, lease, drainMs] { return suspendAll(sessions_.numbers(lease), drainMs); })
@@ -113,6 +115,7 @@ kj::Promise<Suspended> Suspension::concludeSuspend(Id lease, uint32_t drainMs, O
   Suspended total;
   std::string why = firstError(outcomes);
   if (why.empty()) why = sum(lease, outcomes, total);
+  if (why.empty()) why = sessions_.lentText(lease);  // by a session that has ended meanwhile
   if (why.empty()) {
     GPUPOOL_INFO("lease %s: suspended, %llu bytes moved", lease.text().c_str(),
                  static_cast<unsigned long long>(total.movedBytes));

@@ -73,7 +73,8 @@ bool FakeSuspension::passReport() {
   std::lock_guard lock(passing_);
   const Datagram report(shell_);
   if (report.message.bytes <= 0) return false;
-  sendWithDescriptors(server_, report.bytes(), {});
+  sendWithDescriptors(server_, report.bytes(), report.message.descriptors);
+  for (const int descriptor : report.message.descriptors) close(descriptor);
   return true;
 }
 

@@ -17,6 +17,7 @@
 //   H, U  report that it cannot be moved, at some length, and that it can again
 //   V and a digit: of the next order to move or to copy: 1 refuse it, 2 do not answer, 3 die; of one to copy:
 //      4 die behind half of it; or the next worker, while it rebuilds the session: 4 dies, 5 cannot
+//   O, I, X, F  share (fake_share.h)
 //   L  say that the client has left for the next worker, and end    S  that it stays
 // What it needs of the server for that is in fake_suspension.h and fake_move.h, also what it does as a
 // copier. GPUPOOL_FAKE_WORKER says how it starts: "crash", "fail", "mute" (never ready), or a path: fails
@@ -34,6 +35,7 @@
 
 #include "server/driver.h"
 #include "server/tests/fake_move.h"
+#include "server/tests/fake_share.h"
 #include "server/tests/fake_suspension.h"
 #include "server/worker_interface.h"
 #include "server/worker_process.h"
@@ -80,6 +82,7 @@ std::string tokens() {
 std::string serve(WorkerProcess& process, const SessionStart& start, test::FakeSuspension& suspension,
                   test::FakeMove& move) {
   SessionCounts counts;
+  test::FakeShare share(process);
   for (char order; read(start.socket, &order, 1) == 1;) {
     std::string ordinals = "e";
     for (const auto& device : start.devices) ordinals += std::to_string(device.info.ordinal);
@@ -123,6 +126,7 @@ std::string serve(WorkerProcess& process, const SessionStart& start, test::FakeS
                 counts.fromDeviceBytes + 500};
       answer(start.socket, process.reportCounts(counts) ? "told" : "not taken");
     }
+    if (const std::string said = share.order(order, start.socket); !said.empty()) answer(start.socket, said);
     if (order == 'V') {
       if (read(start.socket, &order, 1) == 1) move.misbehave(order);
       answer(start.socket, "will do");

@@ -46,6 +46,7 @@ struct Seen {
   uint32_t overcommitPercent = 0;
   std::map<Id, schema::TurnPlace> turns;
   std::map<Id, std::vector<std::string>> hindrances;
+  std::map<Id, std::string> lentTo;            // of those of which something is said
   std::map<Id, std::vector<uint64_t>> counts;  // calls, awaited ones, bytes to devices and from them
   std::map<Id, int64_t> checkpointAges;
   std::vector<std::string> problems;
@@ -112,9 +113,12 @@ class FakeManager final : public schema::Manager::Server {
     seen_.turns.clear();
     for (auto turn : params.getTurns()) seen_.turns[schema::read(turn.getId())] = turn.getPlace();
     seen_.hindrances.clear();
-    for (auto lease : params.getHindrances())
-      for (auto reason : lease.getReasons())
-        seen_.hindrances[schema::read(lease.getId())].push_back(reason.cStr());
+    seen_.lentTo.clear();
+    for (auto lease : params.getHindrances()) {
+      const Id id = schema::read(lease.getId());
+      for (auto reason : lease.getReasons()) seen_.hindrances[id].push_back(reason.cStr());
+      if (lease.getLentTo().size() != 0) seen_.lentTo[id] = lease.getLentTo().cStr();
+    }
     seen_.counts.clear();
     seen_.checkpointAges.clear();
     for (auto one : params.getCounts()) {

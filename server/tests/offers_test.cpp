@@ -1,9 +1,10 @@
-// What sessions of a lease share, in the server's books.
+// What sessions of a lease, and of a tenant's leases, share, in the server's books.
 #include "server/front/offers.h"
 
 #include <fcntl.h>
 #include <unistd.h>
 
+#include "schema/worker.capnp.h"
 #include "server/front/memory_account.h"
 
 #include "catch.h"
@@ -16,25 +17,29 @@ namespace {
 
 const Offers::AccountName kLease{{1, 1}, 7}, kOther{{1, 2}, 7}, kMoved{{1, 1}, 8};
 constexpr uint64_t kOwner = 1, kGuest = 2, kThird = 3;
+const std::vector<std::string> kDevices{"gpu 0", "gpu 1"};
+const Offers::MayShare kNobody = [](const Id&, const Id&) { return false; };
+const Offers::MayShare kTenant = [](const Id&, const Id&) { return true; };
 
 kj::AutoCloseFd someDescriptor() { return kj::AutoCloseFd(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
 Offers::Token offer(Offers& offers, uint64_t piece = 1, uint64_t offset = 0) {
   Offers::Token token;
-  REQUIRE(offers.offer(kLease, kOwner, {piece, 0, 64, offset, 8}, someDescriptor(), token) == Refusal::none);
+  REQUIRE(offers.offer({kLease, kOwner, kDevices}, {piece, 0, 64, offset, 8}, someDescriptor(), token) ==
+          Refusal::none);
   return token;
 }
 
 uint64_t openIt(Offers& offers, const Offers::Token& token, uint64_t session = kGuest) {
   Offers::Opened opened;
-  REQUIRE(offers.open(kLease, session, token, opened) == Refusal::none);
+  REQUIRE(offers.open({kLease, session, kDevices}, token, kNobody, opened) == Refusal::none);
   return opened.opening;
 }
 
 Refusal refusal(Offers& offers, const Offers::Token& token, const Offers::AccountName& account = kLease,
                 uint64_t session = kGuest) {
   Offers::Opened opened;
-  return offers.open(account, session, token, opened);
+  return offers.open({account, session, kDevices}, token, kNobody, opened);
 }
 
 bool isOpen(int descriptor) { return fcntl(descriptor, F_GETFD) >= 0; }
@@ -45,7 +50,7 @@ TEST_CASE("what is offered can be opened by other sessions of the lease, and by 
   Offers offers(10);
   const auto token = offer(offers, 1, 24);
   Offers::Opened opened;
-  REQUIRE(offers.open(kLease, kGuest, token, opened) == Refusal::none);
+  REQUIRE(offers.open({kLease, kGuest, kDevices}, token, kNobody, opened) == Refusal::none);
   CHECK(opened.part.bytes == 64);
   CHECK(opened.part.offset == 24);
   CHECK(opened.part.length == 8);
@@ -112,8 +117,8 @@ TEST_CASE("a session that ends leaves nothing but what others have opened") {
   Offers offers(10);
   const auto kept = offer(offers, 1), dropped = offer(offers, 2);
   Offers::Opened opened, unused;
-  REQUIRE(offers.open(kLease, kGuest, kept, opened) == Refusal::none);
-  REQUIRE(offers.open(kLease, kThird, dropped, unused) == Refusal::none);
+  REQUIRE(offers.open({kLease, kGuest, kDevices}, kept, kNobody, opened) == Refusal::none);
+  REQUIRE(offers.open({kLease, kThird, kDevices}, dropped, kNobody, unused) == Refusal::none);
   CHECK(offers.leave(kThird).empty());  // its owner has it still
   const auto charges = offers.leave(kOwner);
   REQUIRE(charges.size() == 2);
@@ -140,10 +145,12 @@ TEST_CASE("pieces are counted, and no descriptor is kept twice") {
   CHECK(before == after);
   offer(offers, 2);
   Offers::Token token;
-  CHECK(offers.offer(kLease, kGuest, {1, 0, 64, 0, 8}, someDescriptor(), token) == Refusal::tooMany);
-  CHECK(offers.offer(kLease, kOwner, {3, 0, 64, 0, 8}, kj::AutoCloseFd(), token) == Refusal::tooMany);
+  CHECK(offers.offer({kLease, kGuest, kDevices}, {1, 0, 64, 0, 8}, someDescriptor(), token) ==
+        Refusal::tooMany);
+  CHECK(offers.offer({kLease, kOwner, kDevices}, {3, 0, 64, 0, 8}, kj::AutoCloseFd(), token) ==
+        Refusal::tooMany);
   offers.endPiece(kOwner, 1);
-  CHECK(offers.offer(kLease, kGuest, {1, 0, 64, 0, 8}, someDescriptor(), token) == Refusal::none);
+  CHECK(offers.offer({kLease, kGuest, kDevices}, {1, 0, 64, 0, 8}, someDescriptor(), token) == Refusal::none);
 }
 
 TEST_CASE("who has something in common is known, by place") {
@@ -157,4 +164,65 @@ TEST_CASE("who has something in common is known, by place") {
   CHECK(offers.sharers(kOwner, 1).empty());
   offers.leave(kOwner);
   CHECK(offers.sharers(kGuest, 0) == std::set<uint64_t>{kThird});
+}
+
+TEST_CASE("a session of another lease opens what may be shared, on a device that its lease has") {
+  Offers offers(10);
+  const auto token = offer(offers);
+  Offers::Opened opened;
+  const auto asks = [&](std::vector<std::string> devices, const Offers::AccountName& account = kOther) {
+    return offers.open({account, kGuest, std::move(devices)}, token, kTenant, opened);
+  };
+  CHECK(refusal(offers, token, kOther) == Refusal::elsewhere);
+  CHECK(asks({"gpu 1"}) == Refusal::otherDevice);
+  CHECK(asks({"gpu 0"}, kMoved) == Refusal::elsewhere);  // one lease's two placements
+  CHECK(offers.lenders().empty());
+  REQUIRE(asks({"gpu 2", "gpu 0"}) == Refusal::none);
+  CHECK(opened.part.place == 1);  // as the other lease counts
+  CHECK(opened.part.bytes == 64);
+  CHECK(offers.lenders() == std::set<Id>{kLease.first});
+  CHECK(offers.borrowers(kLease.first) == std::set<uint64_t>{kGuest});
+  CHECK(offers.borrowers(kLease.first, kLease.second) == std::set<uint64_t>{kGuest});
+  CHECK(offers.borrowers(kLease.first, kMoved.second).empty());
+  CHECK(offers.borrowers(kOther.first).empty());
+  openIt(offers, token, kThird);  // of the lease itself
+  CHECK(offers.borrowers(kLease.first) == std::set<uint64_t>{kGuest});
+}
+
+TEST_CASE("what another lease has opened outlives its owner, and nobody opens it again") {
+  Offers offers(10);
+  const auto token = offer(offers);
+  Offers::Opened opened;
+  REQUIRE(offers.open({kOther, kGuest, kDevices}, token, kTenant, opened) == Refusal::none);
+  const auto charges = offers.leave(kOwner);
+  REQUIRE(charges.size() == 1);
+  CHECK(charges[0].account == kLease);  // charged to the lease of which it is
+  CHECK(charges[0].to == (Offers::kHeir | 1));
+  CHECK(offers.lenders() == std::set<Id>{kLease.first});
+  Offers::Opened again;
+  CHECK(offers.open({kOther, kThird, kDevices}, token, kTenant, again) == Refusal::unknown);
+  const auto last = offers.leave(kGuest);
+  REQUIRE(last.size() == 1);
+  CHECK(last[0].account == kLease);
+  CHECK(offers.lenders().empty());
+}
+
+TEST_CASE("events are on no device, and their lease's devices do not wait for them") {
+  Offers offers(10);
+  Offers::Token token;
+  REQUIRE(offers.offer({kLease, kOwner, kDevices}, {1, schema::HOST_MEMORY, 64, 0, 8}, someDescriptor(),
+                       token) == Refusal::none);
+  Offers::Opened opened;
+  REQUIRE(offers.open({kOther, kGuest, {"gpu 7"}}, token, kTenant, opened) == Refusal::none);
+  CHECK(opened.part.place == schema::HOST_MEMORY);
+  CHECK(offers.lenders().empty());
+  CHECK(offers.sharers(kOwner, schema::HOST_MEMORY) == std::set<uint64_t>{kGuest});
+}
+
+TEST_CASE("nothing is offered on a device that the lease does not have") {
+  Offers offers(10);
+  Offers::Token token;
+  CHECK(offers.offer({kLease, kOwner, kDevices}, {1, 2, 64, 0, 8}, someDescriptor(), token) ==
+        Refusal::unknown);
+  CHECK(offers.pieces() == 0);
 }

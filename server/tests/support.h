@@ -87,12 +87,13 @@ inline const std::string kKey(32, 'k');
 
 // memory 0: the whole device.
 inline void fillLease(schema::Lease::Builder lease, Id id, uint64_t epoch, std::vector<int> devices,
-                      uint64_t memory = kGiB, const std::string& key = kKey) {
+                      uint64_t memory = kGiB, const std::string& key = kKey,
+                      const std::string& tenant = "tenant") {
   schema::write(id, lease.initId());
   lease.setDeviceEpoch(epoch);
   lease.setSessionKey(kj::arrayPtr(reinterpret_cast<const kj::byte*>(key.data()), key.size()));
   lease.setHolder("tester");
-  lease.setTenant("tenant");
+  lease.setTenant(tenant);
   auto list = lease.initDevices(static_cast<unsigned>(devices.size()));
   for (unsigned i = 0; i < list.size(); ++i) {
     const std::string name = uuid(devices[i]);

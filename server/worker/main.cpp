@@ -195,7 +195,7 @@ int serve(const server::WorkerArguments& arguments) {
            if (!served) return "its client has not come yet";
            // The server has the descriptors of what is shared, and its next life has not.
            const bool shares = session.space().shared() + session.sharedEvents().shared() != 0;
-           return shares ? "it shares memory or events with other processes of its lease" : suspender.apart();
+           return shares ? "it shares memory or events with other processes" : suspender.apart();
          }});
     session.onClientLog([&](const server::ClientLog& log) { process.reportLog(log); });
     if (arguments.disturb) suspender.compareContents();

@@ -37,6 +37,8 @@ CUresult ServerAccount::resultOf(const ShareAnswer& answer) {
       return CUDA_ERROR_INVALID_HANDLE;
     case ShareAnswer::Error::elsewhere:
       return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+    case ShareAnswer::Error::otherDevice:
+      return CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
     case ShareAnswer::Error::own:
       return CUDA_ERROR_INVALID_CONTEXT;
     case ShareAnswer::Error::tooMany:

@@ -160,7 +160,7 @@ class Session {
   // How much it has in common with other sessions of its lease. While that is anything, it stays where it is:
   // they would all have to go together. With the gate closed and nothing beside it does not grow.
   static constexpr char kShares[] =
-      "it shares memory or events with other processes of its lease, and so is not suspended either";
+      "it shares memory or events with other processes, and so is not suspended either";
   static constexpr char kSharesFiles[] =
       "it has registered memory of a shared file (cudaHostRegister), and so is not suspended either";
   size_t shared() const { return space_.shared() + sharedEvents_.shared() + space_.files(); }

@@ -1,5 +1,5 @@
 #pragma once
-// Events that several sessions of a lease record and wait for. Such an event is a cell of host memory that
+// Events that several sessions of a tenant record and wait for. Such an event is a cell of host memory that
 // their workers map: a counter of its records, and for each of the last of them a mark, which the stream of
 // the record sets (cuStreamWriteValue64) and other streams wait for. So it needs nothing of the driver but
 // what completion words need, and works between any devices.

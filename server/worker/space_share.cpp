@@ -1,4 +1,4 @@
-// Physical memory that several sessions of a lease have.
+// Physical memory that several sessions of a tenant have.
 #include <unistd.h>
 
 #include "base/log.h"
@@ -90,7 +90,7 @@ CUresult Space::open(const schema::ShareToken& token, uint64_t name, OpenedPiece
   }
   physical->device = got.part.place;
   physical->bytes = got.part.bytes;
-  physical->clean = true;  // its bytes are the lease's own
+  physical->clean = true;  // its bytes are the tenant's own
   physical->opening = got.opening;
   physical->named = true;
   shared_.fetch_add(1, std::memory_order_acq_rel);

@@ -1,11 +1,11 @@
 #!/bin/bash
 # A lease whose processes share memory stays where it is: `gpupool leases -v` says why, and suspend and migrate refuse
-# with that reason. Meanwhile a program of another lease is given a handle of it, and opens nothing. Then a guest is
+# with that reason. Meanwhile a program of another tenant is given a handle of it, and opens nothing. Then a guest is
 # killed in the middle. A program of the same claim opens the handle. Runs on the pool of GPUPOOL_STATE.
 #   shares_stay.sh path/to/gpupool shm|ucx path/to/processes_share
 set -euo pipefail
 gpupool=$1 transport=$2 program=$3
-reason="it shares memory or events with other processes of its lease"
+reason="it shares memory or events with other processes"
 folder=$(mktemp -d)
 mkfifo "$folder/stdin"
 runner=""
@@ -46,9 +46,9 @@ for order in suspend migrate; do
   grep -q "$reason" "$folder/order" || fail "gpupool $order: $(cat "$folder/order")"
   echo "gpupool $order: refused"
 done
-"$gpupool" run --transport "$transport" --memory 512MiB --wait 2m -- ${GPUPOOL_TEST_LAUNCHER:-} "$program" \
-  --open "$folder/handle" >"$folder/other" 2>&1 || fail "in another lease: $(cat "$folder/other")"
-grep -q 'the handle is of another lease' "$folder/other" || fail "it is not said why: $(cat "$folder/other")"
+"$gpupool" run --transport "$transport" --tenant other --memory 512MiB --wait 2m -- ${GPUPOOL_TEST_LAUNCHER:-} "$program" \
+  --open "$folder/handle" >"$folder/other" 2>&1 || fail "in another tenant's lease: $(cat "$folder/other")"
+grep -q 'the handle is of another tenant' "$folder/other" || fail "it is not said why: $(cat "$folder/other")"
 exec 9>&-
 wait "$runner" || fail "it did not end well: $(cat "$folder/said")"
 runner=""

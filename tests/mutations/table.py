@@ -49,6 +49,15 @@ ROWS = {
         "off": "what a server says after the lease has begun to leave it is dropped",
         "changes": [("pool-manager/cli/holder_failover.cpp", "        if (left) *look = {};\n", "")],
         "artefact": "bin/holder_test", "cases": "'what a server says after*'", "red": "has begun to leave it is dropped"},
+    # ---- memory of other leases (docs/restorable.md)
+    "tenant": {
+        "off": "a token opens in leases of its own tenant alone",
+        "changes": [("server/front/leases.cpp", "second != nullptr && first->tenant == second->tenant;", "second != nullptr;")],
+        "artefact": "bin/lending_test", "cases": "'a token opens*'", "red": "a token opens in other leases of its tenant"},
+    "lent": {
+        "off": "a lease of which others have memory is not confirmed to have ended",
+        "changes": [("server/front/control.cpp", "        return sessions_.givenBack(id);\n", "        return kj::Promise<void>(kj::READY_NOW);\n")],
+        "artefact": "bin/lending_test", "cases": "'a revoked lease keeps*'", "red": "a revoked lease keeps its devices"},
     # ---- moves (docs/sessions.md)
     "epoch": {
         "off": "a worker takes frames of its session's epoch alone",

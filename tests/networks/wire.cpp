@@ -7,7 +7,7 @@
 //                                          what leaves them is what a wire would carry
 //   network-wire LEFT RIGHT [--seed N] [--spin]
 //                                          forwards; reads commands on stdin, one a line, until it ends.
-//                                          --spin: it never sleeps, and adds less of its own to a delay
+//                                          --spin: it never sleeps, and adds less of its own to any delay
 //     set [delay=US] [jitter=US] [loss=PERCENT] [duplicate=PERCENT] [reorder=PERCENT] [rate=KBIT]
 //     [queue=BYTES]
 //                                          what is not named is off; rate=0: as fast as it goes
@@ -44,6 +44,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::nanoseconds;
+
+// The kernel wakes a sleeper some tens of microseconds late. So much before a frame is due nobody sleeps: a
+// delay of a few microseconds adds just these to what the wire takes by itself.
+constexpr std::chrono::microseconds kAwake{100};
 
 [[noreturn]] void die(const std::string& what) {
   std::fprintf(stderr, "network-wire: %s: %s\n", what.c_str(), std::strerror(errno));
@@ -197,7 +201,8 @@ class Wire {
       if (spins_) {
         bound = &pause;
       } else if (next != Clock::time_point::max()) {
-        auto left = std::max(nanoseconds(0), std::chrono::duration_cast<nanoseconds>(next - Clock::now()));
+        auto left =
+            std::max(nanoseconds(0), std::chrono::duration_cast<nanoseconds>(next - Clock::now() - kAwake));
         pause = {left.count() / 1'000'000'000, left.count() % 1'000'000'000};
         bound = &pause;
       }

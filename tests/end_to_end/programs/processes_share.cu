@@ -4,12 +4,19 @@
 //   --devices 2   the guest works on the second device, with memory of the first
 //   --alone 1     each of the two sees its own device only (CUDA_VISIBLE_DEVICES), as launchers do
 //   --pause FILE  with the memory opened the guest writes a handle of it there, and goes on when stdin ends
-//   --open FILE   nothing else: that handle is of another lease, or changed, and opens nothing
-//   --join FILE   nothing else: that handle is of another program of the lease, and opens what the guest has
+//   --open FILE   nothing else: that handle is of another tenant, or changed, or its lease has ended, and
+//   opens nothing
+//   --join FILE   nothing else: that handle is of another program of the tenant, and opens what the guest has
 //   written
+//   --keep FILE   as --join, and keeps it open until stdin ends; its owner has died then
+//   --lend FILE, --borrow FILE   the owner alone, and the guest alone: they meet at that socket, and may be
+//   of different leases
 #include <cuda.h>
+#include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -360,13 +367,17 @@ static void usePool(int device) {
   tell('a');
 }
 
+static void untilStdinEnds() {
+  char byte = 0;
+  while (read(STDIN_FILENO, &byte, 1) == 1) continue;
+}
+
 // Until whoever watches has seen enough.
 static void pauseWith(const char* path, const cudaIpcMemHandle_t& handle) {
   std::FILE* file = std::fopen(path, "wb");
   REQUIRE(file != nullptr && std::fwrite(&handle, sizeof handle, 1, file) == 1 && std::fclose(file) == 0);
   check::say("paused");
-  char byte = 0;
-  while (read(STDIN_FILENO, &byte, 1) == 1) continue;
+  untilStdinEnds();
 }
 
 static cudaIpcMemHandle_t readHandle(const char* path) {
@@ -382,6 +393,22 @@ static int joinOthers(const char* path) {
   CUDA(cudaIpcOpenMemHandle(&opened, readHandle(path), cudaIpcMemLazyEnablePeerAccess));
   check::same("of another program", contents(static_cast<int*>(opened), kSmall), counted(kSmall, 5));
   CUDA(cudaIpcCloseMemHandle(opened));
+  return check::pass();
+}
+
+static int keepOpened(const char* path) {
+  CUDA(cudaSetDevice(0));
+  const cudaIpcMemHandle_t handle = readHandle(path);
+  void* opened = nullptr;
+  CUDA(cudaIpcOpenMemHandle(&opened, handle, cudaIpcMemLazyEnablePeerAccess));
+  int* values = static_cast<int*>(opened);
+  REQUIRE(contents(values, kSmall) == counted(kSmall, 5));
+  check::say("kept");
+  untilStdinEnds();
+  add<<<32, 256>>>(values, kSmall, 1);
+  check::same("after its lease's end", contents(values, kSmall), counted(kSmall, 6));
+  CUDA(cudaIpcCloseMemHandle(opened));
+  refuses(cudaIpcOpenMemHandle(&opened, handle, cudaIpcMemLazyEnablePeerAccess), "an ended lease's handle");
   return check::pass();
 }
 
@@ -409,6 +436,18 @@ static const char* text(int argc, char** argv, const char* name) {
   return nullptr;
 }
 
+// One that is not this process's child is somebody else's.
+static void killOther(pid_t other) {
+  kill(other, SIGKILL);
+  int status = 0;
+  if (waitpid(other, &status, 0) == other) {
+    REQUIRE(WIFSIGNALED(status));
+    return;
+  }
+  for (int i = 0; i < 1200 && kill(other, 0) == 0; ++i) usleep(100'000);
+  REQUIRE(kill(other, 0) != 0 && errno == ESRCH);
+}
+
 static void guest(int device, int owner, pid_t other, const char* pauseFile) {
   CUDA(cudaSetDevice(device));
   cudaIpcMemHandle_t handles[2];
@@ -431,9 +470,7 @@ static void guest(int device, int owner, pid_t other, const char* pauseFile) {
   void* opened = nullptr;
   refuses(cudaIpcOpenMemHandle(&opened, cudaIpcMemHandle_t{}, cudaIpcMemLazyEnablePeerAccess),
           "an empty handle");
-  kill(other, SIGKILL);
-  int status = 0;
-  REQUIRE(waitpid(other, &status, 0) == other && WIFSIGNALED(status));
+  killOther(other);
   add<<<32, 256>>>(large, kLarge, 1);
   check::same("after the owner's death", contents(large, kLarge), counted(kLarge, 6));
   CUDA(cudaIpcCloseMemHandle(large));
@@ -453,11 +490,47 @@ static void seeOnly(int place) {
   setenv("CUDA_VISIBLE_DEVICES", one.c_str(), 1);
 }
 
+// Both bounded: the other one may not come. Returns its process.
+static pid_t meet(const char* path, bool comes) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  REQUIRE(std::strlen(path) < sizeof address.sun_path);
+  std::strcpy(address.sun_path, path);
+  const auto* there = reinterpret_cast<const sockaddr*>(&address);
+  const int end = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  REQUIRE(end >= 0);
+  line = end;
+  if (comes) {
+    int attempts = 1200;
+    while (connect(end, there, sizeof address) != 0 && --attempts > 0) usleep(100'000);
+    REQUIRE(attempts > 0);
+  } else {
+    pollfd wanted{end, POLLIN, 0};
+    REQUIRE(bind(end, there, sizeof address) == 0 && listen(end, 1) == 0);
+    REQUIRE(poll(&wanted, 1, 120'000) == 1);
+    line = accept4(end, nullptr, nullptr, SOCK_CLOEXEC);
+    REQUIRE(line >= 0);
+  }
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  REQUIRE(getsockopt(line, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0);
+  return peer.pid;
+}
+
 int main(int argc, char** argv) {
   const int devices = check::option(argc, argv, "--devices", 1);
   const bool alone = check::option(argc, argv, "--alone", 0) != 0;
   if (const char* path = text(argc, argv, "--open")) return openForeign(path);
   if (const char* path = text(argc, argv, "--join")) return joinOthers(path);
+  if (const char* path = text(argc, argv, "--keep")) return keepOpened(path);
+  if (const char* path = text(argc, argv, "--lend")) {
+    meet(path, false);
+    return owner();
+  }
+  if (const char* path = text(argc, argv, "--borrow")) {
+    guest(0, 0, meet(path, true), nullptr);
+    return check::pass();
+  }
   int ends[2];
   REQUIRE(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0);
   const pid_t other = fork();  // before CUDA
