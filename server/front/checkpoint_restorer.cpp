@@ -14,6 +14,11 @@ kj::Exception failure(const std::string& text) {
   return kj::Exception(kj::Exception::Type::FAILED, __FILE__, __LINE__, kj::str(text));
 }
 
+std::string describe(const Manifest::Device& device) {
+  return device.name + (device.software ? " (a software GPU)" : "") + " of " +
+         std::to_string(device.totalBytes) + " bytes";
+}
+
 // On a thread. Throws why the checkpoint is none for this lease and these devices.
 Manifest readChecked(const CheckpointFolder& folder, const std::string& name, const Manifest& here,
                      std::vector<Descriptor>& files) {
@@ -33,7 +38,7 @@ Manifest readChecked(const CheckpointFolder& folder, const std::string& name, co
   for (size_t i = 0; i < manifest.devices.size(); ++i) {
     const auto &then = manifest.devices[i], &now = here.devices[i];
     if (then.name != now.name || then.software != now.software || then.totalBytes != now.totalBytes)
-      refuse("it is of a " + then.name + ", and the device here is a " + now.name);
+      refuse("it is of a " + describe(then) + ", and the device here is a " + describe(now));
   }
   for (const Manifest::Session& session : manifest.sessions) {
     files.push_back(folder.open(name, session.file));

@@ -170,6 +170,7 @@ else
     check "resume does not do: $status $out" test "$status" -eq 1
     check "the reason: $err" has "$err" "held in files"
     refuses_to_restore "it is not the one in which the lease is held" "$lease" before
+    refuses_to_restore "it is of another lease" "$lease" both
     refuses_to_restore "No such file or directory" "$lease" nowhere
     cp -r "$checkpoints/held-$round" "$checkpoints/damaged"
     file=$(find "$checkpoints/damaged" -type f ! -name manifest)
