@@ -202,7 +202,7 @@ TEST_CASE("what cannot be held, or is not, is refused with the reason") {
     return failure([&] { order.wait(bench.io.waitScope); });
   };
   const auto restore = [&] {
-    auto order = bench.checkpoints.restore(kLease, "monday").eagerlyEvaluate(nullptr);
+    auto order = bench.checkpoints.restore(kLease, "monday", false).eagerlyEvaluate(nullptr);
     return failure([&] { order.wait(bench.io.waitScope); });
   };
   CHECK(contains(hold(), "has no session"));
@@ -281,8 +281,9 @@ TEST_CASE("a lease that is held has nothing here, and its clients are told to as
   CHECK(
       contains(failure([&] { bench.suspension.resume(kLease).wait(bench.io.waitScope); }), "held in files"));
   CHECK(bench.leases.reserved(0) == 0);
-  CHECK(contains(failure([&] { bench.checkpoints.restore(kLease, "monday").wait(bench.io.waitScope); }),
-                 "No such file"));
+  CHECK(
+      contains(failure([&] { bench.checkpoints.restore(kLease, "monday", false).wait(bench.io.waitScope); }),
+               "No such file"));
   CHECK(bench.paused());
   // Whole, and of this lease, and not the one in which it is held.
   {
@@ -295,9 +296,46 @@ TEST_CASE("a lease that is held has nothing here, and its clients are told to as
     draft.publish(kManifestName, encodeManifest(manifest));
   }
   const std::string why =
-      failure([&] { bench.checkpoints.restore(kLease, "monday").wait(bench.io.waitScope); });
+      failure([&] { bench.checkpoints.restore(kLease, "monday", false).wait(bench.io.waitScope); });
   CHECK(contains(why, "it is not the one in which the lease is held"));
   CHECK(bench.leases.admissible(kLease)->held.has_value());
+}
+
+TEST_CASE("a lease that runs does not go back into what is not its sessions', and runs on") {
+  Bench bench;
+  const auto refused = [&](const std::string& name) {
+    auto order = bench.checkpoints.restore(kLease, name, true).eagerlyEvaluate(nullptr);
+    const std::string why = failure([&] { order.wait(bench.io.waitScope); });
+    CHECK_FALSE(bench.paused());
+    CHECK_FALSE(bench.leases.admissible(kLease)->held.has_value());
+    return why;
+  };
+  const auto publish = [&](const std::string& name, const Manifest& manifest) {
+    auto draft = CheckpointFolder(bench.path, kServer).begin(name);
+    draft.publish(kManifestName, encodeManifest(manifest));
+  };
+  Opening one = bench.session(1, "train", "ucx");
+  CHECK(contains(refused("monday"), "No such file"));
+  bench.checkpoint("monday").wait(bench.io.waitScope);
+  Manifest other = bench.manifest("monday");
+  other.lease = {9, 9};
+  publish("other", other);
+  CHECK(contains(refused("other"), "it is of another lease"));
+  other = bench.manifest("monday");
+  other.held = true;
+  publish("left", other);
+  CHECK(contains(refused("left"), "the lease was held in it, and has gone on"));
+  Opening two = bench.session(2, "test", "ucx");
+  CHECK(contains(refused("monday"), "a session of the lease has begun or ended since"));
+  bench.checkpoint("both").wait(bench.io.waitScope);
+  bench.say(two, 'q');
+  bench.until([&] { return bench.sessions.living(kLease) == 1; });
+  CHECK(contains(refused("both"), "a session of the lease has begun or ended since"));
+  Opening three = bench.session(3, "third", "shm");
+  bench.checkpoint("shared").wait(bench.io.waitScope);
+  CHECK(contains(refused("shared"), "shares memory with this server (transport shm)"));
+  CHECK(bench.names() == std::set<std::string>{"both", "left", "monday", "other", "shared"});
+  CHECK(bench.order(one, 'e') == "e01");
 }
 
 namespace {
@@ -334,7 +372,7 @@ struct ForeignBench : Bench {
     return why;
   }
   std::string restore() {
-    auto order = checkpoints.restore(kLease, "monday").eagerlyEvaluate(nullptr);
+    auto order = checkpoints.restore(kLease, "monday", false).eagerlyEvaluate(nullptr);
     return failure([&] { order.wait(io.waitScope); });
   }
   static std::string read(const std::string& name) {
@@ -368,7 +406,7 @@ TEST_CASE("files of another driver, GPU, build or lease are refused, each with i
       {"No such file", [](Manifest& of) { of.sessions[0].file = "another"; }},
       {"monday/../whole", [](Manifest& of) { of.sessions[0].file = "../whole/" + of.sessions[0].file; }},
       {"another one than its manifest tells of", [](Manifest& of) { ++of.sessions[0].facts.lastFrame; }},
-      {"another one than its manifest tells of", [](Manifest& of) { of.sessions[0].facts.digest[5] ^= 1; }}};
+      {"another one than its manifest tells of", [](Manifest& of) { of.sessions[0].facts.digest[5] ^= std::byte{1}; }}};
   for (const auto& [reason, change] : cases) {
     CAPTURE(reason);
     Manifest foreign = bench.right;
@@ -401,7 +439,7 @@ TEST_CASE("files that are damaged at any place are refused, and the whole ones a
               bench.read(bench.path + "/whole/" + bench.right.sessions[0].file));
   bench.write("manifest", {reinterpret_cast<const char*>(manifest.data()), manifest.size()});
   // They get as far as a worker, and the fake one cannot rebuild anything.
-  auto order = bench.checkpoints.restore(kLease, "monday").eagerlyEvaluate(nullptr);
+  auto order = bench.checkpoints.restore(kLease, "monday", false).eagerlyEvaluate(nullptr);
   bench.until([&] { return bench.leases.reserved(0) != 0; });
   bench.revoke();
   CHECK_FALSE(failure([&] { order.wait(bench.io.waitScope); }).empty());

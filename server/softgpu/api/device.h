@@ -2,11 +2,10 @@
 // The software GPU's devices: their number, memory budget and attributes (driver manual: Device Management).
 //
 // Environment, read once at cuInit: GPUPOOL_SOFT_DEVICES=1..8, GPUPOOL_SOFT_MEMORY=<bytes>[KMG][iB] for each
-// device, CUDA_VISIBLE_DEVICES (ordinals). For tests, GPUPOOL_SOFT_NAME and GPUPOOL_SOFT_DRIVER (a number
-// like 13000): another model, and another version of the driver.
-// GPUPOOL_SOFT_FAIL=<ordinal>:<launches>:<code>, for tests: in each process that device breaks with that
-// CUresult at the kernel after so many (0:5:214: an uncorrectable memory error). GPUPOOL_SOFT_LOAD=waits, for
-// tests: cuModuleLoad* keeps its context to itself until the device is idle, as drivers do now and then.
+// device, CUDA_VISIBLE_DEVICES (ordinals). GPUPOOL_SOFT_FAIL=<ordinal>:<launches>:<code>, for tests: in each
+// process that device breaks with that CUresult at the kernel after so many (0:5:214: an uncorrectable memory
+// error). GPUPOOL_SOFT_LOAD=waits, for tests: cuModuleLoad* keeps its context to itself until the device is
+// idle, as drivers do now and then.
 
 #include <atomic>
 #include <memory>
