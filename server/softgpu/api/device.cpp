@@ -192,8 +192,8 @@ CUresult cuInit(unsigned int flags) {
   return CUDA_SUCCESS;
 }
 
-// For tests: GPUPOOL_SOFT_DRIVER (a number like 13000) is another version of the driver, and GPUPOOL_SOFT_NAME
-// another model of GPU.
+// For tests: GPUPOOL_SOFT_DRIVER (a number like 13000) is another version of the driver, and
+// GPUPOOL_SOFT_NAME another model of GPU.
 CUresult cuDriverGetVersion(int* version) {
   if (!version) return CUDA_ERROR_INVALID_VALUE;
   static const int number = [] {
