@@ -25,6 +25,7 @@ enum class Change {
   storing,     // its server says that it is suspended; the store has not accepted that yet
   reserving,   // it is to be resumed; the store has not accepted that yet
   resuming,    // its server brings its memory back
+  goingBack,   // it runs, and its server brings it back into a checkpoint that it has not gone on from
   restoring,   // held, and has devices again: the store, and then their server, have not accepted that yet
   restored,    // its sessions have come from their files; the store has not accepted that yet
   copying,     // its server writes its sessions into files

@@ -371,6 +371,8 @@ class Pool {
                const std::string& folder, const MoveTarget& to);
   MoveWish placeWanted(const LeaseRecord& record, const MoveTarget& to) const;
   Choice placeHeld(const LeaseRecord& record, const MoveWish& wish, std::vector<ServerUse> servers) const;
+  void goBack(LeaseRecord& record, const Principal& who, uint64_t now, const std::string& folder,
+              const MoveTarget& to);
   bool serveRestore(const Waiter& waiter, LeaseRecord& record, Queue& before, uint64_t now);
   void beginRestore(const Waiter& waiter, LeaseRecord& record, Choice choice);
   void restorePlaced(const Id& id, const std::string& why);

@@ -23,7 +23,9 @@ class PoolEvents {
   // folder: not empty: into files, and from there.
   virtual void suspend(const std::string& server, const Id& id, uint32_t drainMs, const std::string& folder,
                        uint64_t order) = 0;
-  virtual void resume(const std::string& server, const Id& id, const std::string& folder, uint64_t order) = 0;
+  // running: the lease is neither suspended nor held, and goes back into a checkpoint.
+  virtual void resume(const std::string& server, const Id& id, const std::string& folder, bool running,
+                      uint64_t order) = 0;
   virtual void migrate(const std::string& server, const Id& id, uint32_t drainMs, const Lease* target,
                        uint64_t order) = 0;
   // The same, with checkpointDone() or checkpointFailed(). folder: as the asker names it.

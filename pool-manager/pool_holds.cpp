@@ -64,6 +64,22 @@ void Pool::restore(LeaseRecord& record, const Principal& who, uint32_t waitMs, u
           now);
 }
 
+// It runs, and its server restores it from a checkpoint that it has not gone on from. Nothing of that is
+// stored: it keeps its devices. Where it comes to stay in the files, its server says so with a beat.
+void Pool::goBack(LeaseRecord& record, const Principal& who, uint64_t now, const std::string& folder,
+                  const MoveTarget& to) {
+  if (!to.empty())
+    refuse(record,
+           "cannot be restored elsewhere: it runs (gpupool checkpoint --hold " + shortId(record.id) +
+               " writes it into files that it can be restored from elsewhere; gpupool migrate moves it)");
+  demandServer(record, record.primary(), "restored", now);
+  record.changedBy = who.text();
+  record.change = Change::goingBack;
+  record.order = ++orders_;
+  record.orderedAt = record.server().name;
+  events_.resume(record.orderedAt, record.id, folder, true, record.order);
+}
+
 MoveWish Pool::placeWanted(const LeaseRecord& record, const MoveTarget& to) const {
   const Placement& was = record.hold ? record.hold->was : record.primary();
   MoveWish wish;
@@ -166,7 +182,7 @@ void Pool::sendRestore(LeaseRecord& record) {
   if (record.folder.empty()) record.folder = record.hold->held.folder;  // of an earlier life of the manager
   record.order = ++orders_;
   record.orderedAt = server;
-  events_.resume(server, record.id, record.folder, record.order);
+  events_.resume(server, record.id, record.folder, false, record.order);
 }
 
 // It is not restored, or is known no longer to be: what it has there is left.

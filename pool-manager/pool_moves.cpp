@@ -74,8 +74,10 @@ Choice Pool::chooseTarget(const LeaseRecord& record, const Principal& who, const
                        std::to_string(to.devices.size()) + " are named");
   if (!to.devices.empty() && to.server.empty() && to.elsewhere)
     refuse(record, why + "GPUs are named by their numbers on one server");
-  if (servers_.at(from.server.name).facts.overcommitPercent > 100)
-    refuse(record, why + "leases of server " + from.server.name + " take turns");
+  const bool stays = to.server.empty() ? !to.elsewhere : to.server == from.server.name;
+  if (stays && servers_.at(from.server.name).facts.overcommitPercent > 100)
+    refuse(record, why + "leases of server " + from.server.name +
+                       " take turns on the GPUs that they have; to another server they move");
   if (record.placements.size() >= kMostPlacements)
     refuse(record, why + "servers that it has left have not confirmed that yet");
   MoveWish wish{from.server.name, {}, printable(to.server, schema::kMostServerName), to.devices};

@@ -224,8 +224,7 @@ void Pool::resume(const Principal& who, const Id& id, uint32_t waitMs, uint64_t 
   LeaseRecord& record = demandRunning(who, id, what);
   demandArrived(record, what);
   if (!folder.empty() && record.change != Change::none) refuseNow(record);
-  if (!folder.empty() && record.state == LeaseState::active)
-    refuse(record, "cannot be restored: it runs, and has gone on since it was written");
+  if (!folder.empty() && record.state == LeaseState::active) return goBack(record, who, now, folder, to);
   if (!folder.empty() && record.state == LeaseState::suspended)
     refuse(record,
            "cannot be restored: it is not held in files, but suspended (gpupool resume " + shortId(id) + ")");
@@ -356,11 +355,15 @@ void Pool::sendResume(LeaseRecord& record) {
   record.change = Change::resuming;
   record.order = ++orders_;
   record.orderedAt = server;
-  events_.resume(server, record.id, record.folder, record.order);
+  events_.resume(server, record.id, record.folder, false, record.order);
 }
 
 void Pool::resumeDone(const Id& id, uint64_t order, uint64_t now) {
   latestMs_ = now;
+  if (LeaseRecord* back = ordered(id, Change::goingBack, order)) {
+    back->change = Change::none;
+    return events_.resumed(id);
+  }
   LeaseRecord* record = ordered(id, Change::resuming, order);
   if (record == nullptr) return;
   record->change = Change::none;
@@ -378,8 +381,12 @@ void Pool::resumeDone(const Id& id, uint64_t order, uint64_t now) {
 void Pool::resumeFailed(const Id& id, uint64_t order, const std::string& why, bool refused, uint64_t now) {
   latestMs_ = now;
   LeaseRecord* record = ordered(id, Change::resuming, order);
+  if (record == nullptr) record = ordered(id, Change::goingBack, order);
   if (record == nullptr) return;
   const std::string text = "server " + record->server().name + ": " + why;
+  // Where it is held now, a beat says so.
+  if (record->change == Change::goingBack)
+    return endChange(*record, {refused ? Failure::Kind::refused : Failure::Kind::serverLost, text});
   if (refused && record->hold) return stayHeld(*record, {Failure::Kind::refused, text});
   if (refused) {
     record->unheard = false;
@@ -396,7 +403,7 @@ void Pool::resumeFailed(const Id& id, uint64_t order, const std::string& why, bo
 void Pool::endChange(LeaseRecord& record, const Failure& failure) {
   const Change was = record.change;
   const bool resumed = was == Change::reserving || was == Change::restoring || was == Change::resuming ||
-                       was == Change::restored || !record.notResumed.empty();
+                       was == Change::restored || was == Change::goingBack || !record.notResumed.empty();
   record.change = Change::none;
   record.notResumed.clear();
   record.idleReason.clear();
@@ -425,7 +432,8 @@ void Pool::disconnected(const std::string& server) {
 
 void Pool::orderLost(LeaseRecord& record, const std::string& server) {
   const Change change = record.change;
-  const bool suspends = change == Change::suspending || change == Change::resuming;
+  const bool suspends =
+      change == Change::suspending || change == Change::resuming || change == Change::goingBack;
   const bool moves =
       change == Change::preparing || change == Change::migrating || change == Change::returning;
   const bool copies = change == Change::copying;

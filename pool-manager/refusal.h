@@ -17,8 +17,9 @@ inline std::string shortId(const Id& id) { return id.text().substr(0, 8); }
 // Something else is under way.
 [[noreturn]] inline void refuseNow(const LeaseRecord& record) {
   const Change change = record.change;
-  refuse(record, isMove(change)              ? "is being moved at this moment"
-                 : change == Change::copying ? "is being written into files at this moment"
+  refuse(record, isMove(change)                ? "is being moved at this moment"
+                 : change == Change::copying   ? "is being written into files at this moment"
+                 : change == Change::goingBack ? "is being restored at this moment"
                  : change == Change::preempting || change == Change::suspending || change == Change::storing
                      ? "is being suspended at this moment"
                      : "is being resumed at this moment");

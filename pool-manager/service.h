@@ -139,7 +139,8 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   void revoke(const ServerLife& server, const Id& id, const std::string& reason) override;
   void suspend(const std::string& server, const Id& id, uint32_t drainMs, const std::string& folder,
                uint64_t order) override;
-  void resume(const std::string& server, const Id& id, const std::string& folder, uint64_t order) override;
+  void resume(const std::string& server, const Id& id, const std::string& folder, bool running,
+              uint64_t order) override;
   void migrate(const std::string& server, const Id& id, uint32_t drainMs, const Lease* target,
                uint64_t order) override;
   void checkpoint(const std::string& server, const Id& id, uint32_t drainMs, const std::string& folder,

@@ -188,7 +188,8 @@ void Service::suspend(const std::string& server, const Id& id, uint32_t drainMs,
                        }));
 }
 
-void Service::resume(const std::string& server, const Id& id, const std::string& folder, uint64_t order) {
+void Service::resume(const std::string& server, const Id& id, const std::string& folder, bool running,
+                     uint64_t order) {
   const auto control = controls_.find(server);
   kj::Promise<void> answer = nullptr;
   if (control == controls_.end()) {
@@ -197,6 +198,7 @@ void Service::resume(const std::string& server, const Id& id, const std::string&
     auto request = control->second.control.resumeRequest();
     write(id, request.initId());
     request.setFolder(folder);
+    request.setRunning(running);
     answer = request.send().ignoreResult();
   }
   tasks_.add(whileHeard(server, (folder.empty() ? kMove : kMigrate) + limits_.call, kj::mv(answer))

@@ -240,7 +240,8 @@ interface Manager {
   # what is missing, and who holds it. Of a lease that is not suspended: does nothing.
   # folder: not empty: the lease is held, in files there: devices like those that it had are found for it, and its sessions
   # go to new workers. to: on which server (empty: the one that has written the files), and which devices of it (empty:
-  # any). Where that fails, the lease is held as before. Of a lease that runs: fails.
+  # any). Where that fails, the lease is held as before. Of a lease that runs, without `to`: from a checkpoint of it that was
+  # written while it ran, if its programs have sent nothing since: else that is refused, and it runs on.
   resume @13 (id :Id128, waitMs :UInt32, folder :Text, to :MoveTarget) -> ();
 
   # The lease's owner, and operators. Moves the lease's sessions to where `to` says; programs see that calls take longer
@@ -406,7 +407,9 @@ interface ServerControl {   # not "Server": generated C++ has a class Server in 
   # granted, and no session of it is begun before it is resumed: who asks for one is told to ask again.
   suspend @3 (id :Id128, drainMs :UInt32, folder :Text) -> (result :SuspendResult);
   # Fails if the memory is not there: the lease is still suspended then.
-  resume @4 (id :Id128, folder :Text) -> ();
+  # running: it is neither suspended nor held: its sessions go into the checkpoint of that name, in place of what it has,
+  # and are restored from it. Refused, and it runs on, unless that was written of this lease and nothing was sent since.
+  resume @4 (id :Id128, folder :Text, running :Bool) -> ();
   # Moves all sessions of the lease that are here, one after the other, each to another worker process. Programs see that
   # calls take longer and nothing else. Fails with the first reason: each session then runs where it was or, where it had
   # been moved before, in its new worker. Of a suspended lease: refused. drainMs: as in Manager.suspend.

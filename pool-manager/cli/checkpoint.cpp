@@ -53,7 +53,9 @@ const Help kRestore = {
     "for example): of the same model, with as much memory and the same driver. The files are checked first. "
     "Where they are damaged, are of another lease, or are not those in which it is held, or where there is "
     "no "
-    "room, the lease is held as before. The lease has to be your own, or you the pool's operator. See "
+    "room, the lease is held as before. A lease that runs is restored, on the GPUs that it has, from a "
+    "checkpoint that was written without --hold, if its programs have sent nothing to their GPUs since; else "
+    "that is refused, and it runs on. The lease has to be your own, or you the pool's operator. See "
     "docs/sessions.md.",
     "GPUPOOL_STATE: the folder of this machine's pool.",
     "0: it runs. 1: there is no such lease, or it could not be restored. 2: the command line is wrong.",

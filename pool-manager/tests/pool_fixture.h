@@ -28,8 +28,10 @@ struct Recorder final : PoolEvents {
                uint64_t order) override {
     suspends.push_back({id, order, drainMs, {}, {}, false, folder});
   }
-  void resume(const std::string&, const Id& id, const std::string& folder, uint64_t order) override {
-    resumes.push_back({id, order, 0, {}, {}, false, folder});
+  // `here`: as of a lease that runs.
+  void resume(const std::string&, const Id& id, const std::string& folder, bool running,
+              uint64_t order) override {
+    resumes.push_back({id, order, 0, {}, {}, running, folder});
   }
   void migrate(const std::string& server, const Id& id, uint32_t drainMs, const Lease* target,
                uint64_t order) override {

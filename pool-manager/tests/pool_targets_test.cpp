@@ -114,6 +114,20 @@ TEST_CASE_METHOD(Targets, "whoever names no device gets any that fit") {
   CHECK(events.prepares[0].target.devices.at(0).info.uuid != record().primary().devices.at(0).info.uuid);
 }
 
+TEST_CASE_METHOD(Targets, "a lease of a server where leases take turns moves to one where they do not") {
+  Server other = server("c", 3);
+  other.overcommitPercent = 200;
+  joinAndBeat(other);
+  lease(2, "c");
+  pool->migrate(kAdmin, {2, 2}, 0, {"b"}, now);  // when it has its turn, its server knows
+  REQUIRE(events.prepares.size() == 1);
+  CHECK(events.prepares.back().server == "b");
+  pool->prepareDone({2, 2}, events.prepares.back().number, now);
+  REQUIRE(events.migrates.size() == 1);
+  pool->migrateDone({2, 2}, events.migrates.back().number, {1, kGiB, 10}, now);
+  CHECK(pool.pool->leases().at({2, 2}).server().name == "b");
+}
+
 TEST_CASE_METHOD(Targets, "what cannot be had is refused with the reason, and nothing changes") {
   const auto is = [&](const MoveTarget& where, const char* why) {
     const std::string text = refused(where);
@@ -172,8 +186,9 @@ TEST_CASE_METHOD(Targets, "what cannot be had is refused with the reason, and no
     joinAndBeat(other);
     is({"c"}, "c: its leases take turns");
     lease(2, "c");
-    CHECK(contains(thrown([&] { pool->migrate(kAdmin, {2, 2}, 0, {"b"}, now); }),
-                   "leases of server c take turns"));
+    for (const MoveTarget& own : {MoveTarget{"c"}, MoveTarget{"", {1}}})
+      CHECK(contains(thrown([&] { pool->migrate(kAdmin, {2, 2}, 0, own, now); }),
+                     "leases of server c take turns on the GPUs that they have"));
   }
   SECTION("not free: its own server, which is cordoned") {
     pool->cordon(kAdmin, "a", {"", "", 0}, [](const std::string&) {});

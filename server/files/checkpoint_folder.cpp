@@ -45,6 +45,14 @@ std::vector<std::string> namesIn(int folder) {
   return names;
 }
 
+// False: it is there still, with why in errno.
+bool removeFolder(int root, const std::string& name) {
+  const Descriptor folder(openat(root, name.c_str(), kFolderFlags));
+  if (folder >= 0)
+    for (const std::string& file : namesIn(folder)) unlinkat(folder, file.c_str(), 0);
+  return unlinkat(root, name.c_str(), AT_REMOVEDIR) == 0 || errno == ENOENT;
+}
+
 }  // namespace
 
 std::string CheckpointFolder::within(const std::string& name) const {
@@ -95,15 +103,12 @@ void CheckpointFolder::removeLeftovers() const {
     const std::string prefix = draftPrefix();
     // Another server's name may begin with this one's.
     if (!name.starts_with(prefix) || !Id::parse(name.substr(prefix.size()))) continue;
-    const Descriptor folder(openat(root, name.c_str(), kFolderFlags));
-    if (folder >= 0)
-      for (const std::string& file : namesIn(folder)) unlinkat(folder, file.c_str(), 0);
-    if (unlinkat(root, name.c_str(), AT_REMOVEDIR) == 0)
+    if (removeFolder(root, name))
       GPUPOOL_INFO("removed what was left of a checkpoint that was being written: %s", name.c_str());
   }
 }
 
-CheckpointFolder::Draft CheckpointFolder::begin(const std::string& name) const {
+CheckpointFolder::Draft CheckpointFolder::begin(const std::string& name, bool replaces) const {
   const std::string relative = within(name);
   const size_t slash = relative.rfind('/');
   Draft draft;
@@ -111,8 +116,10 @@ CheckpointFolder::Draft CheckpointFolder::begin(const std::string& name) const {
   draft.place_ = descend(slash == std::string::npos ? "" : relative.substr(0, slash));
   draft.name_ = slash == std::string::npos ? relative : relative.substr(slash + 1);
   struct stat there{};
-  if (fstatat(draft.place_, draft.name_.c_str(), &there, AT_SYMLINK_NOFOLLOW) == 0)
-    fail(path_ + "/" + relative, EEXIST);
+  const bool taken = fstatat(draft.place_, draft.name_.c_str(), &there, AT_SYMLINK_NOFOLLOW) == 0;
+  if (taken != replaces) fail(path_ + "/" + relative, taken ? EEXIST : errno);
+  if (replaces && !S_ISDIR(there.st_mode)) fail(path_ + "/" + relative, ENOTDIR);
+  draft.replaces_ = replaces;
   draft.draft_ = draftPrefix() + Id::random().text();
   if (mkdirat(draft.root_, draft.draft_.c_str(), 0700) != 0) {
     const int error = errno;
@@ -126,8 +133,7 @@ CheckpointFolder::Draft CheckpointFolder::begin(const std::string& name) const {
 
 CheckpointFolder::Draft::~Draft() {
   if (root_ < 0 || draft_.empty()) return;
-  for (const std::string& file : files_) unlinkat(folder_, file.c_str(), 0);
-  if (unlinkat(root_, draft_.c_str(), AT_REMOVEDIR) != 0 && errno != ENOENT)
+  if (!removeFolder(root_, draft_))
     GPUPOOL_WARNING("what was written of a checkpoint cannot be removed: %s: %s", draft_.c_str(),
                     strerror(errno));
 }
@@ -135,7 +141,6 @@ CheckpointFolder::Draft::~Draft() {
 Descriptor CheckpointFolder::Draft::create(const std::string& file) {
   Descriptor created(openat(folder_, file.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (created < 0) fail("the checkpoint cannot be written", errno);
-  files_.push_back(file);
   return created;
 }
 
@@ -149,11 +154,15 @@ void CheckpointFolder::Draft::publish(const std::string& lastFile, std::span<con
   }
   if (fsync(last) != 0) fail(what, errno);
   syncFolder(folder_, what);
-  int moved = renameat2(root_, draft_.c_str(), place_, name_.c_str(), RENAME_NOREPLACE);
+  int moved =
+      renameat2(root_, draft_.c_str(), place_, name_.c_str(), replaces_ ? RENAME_EXCHANGE : RENAME_NOREPLACE);
+  if (moved != 0 && errno == EINVAL && replaces_)
+    throw std::runtime_error(what + ": this file system does not exchange two folders at one moment");
   // Not every file system knows that; without it an empty folder of that name goes, and nothing else.
   if (moved != 0 && errno == EINVAL) moved = renameat(root_, draft_.c_str(), place_, name_.c_str());
   if (moved != 0) fail(what, errno);
-  draft_.clear();  // what fails from here on leaves a whole one
+  // What fails from here on leaves a whole one. The name is the old one's now.
+  if (!replaces_) draft_.clear();
   syncFolder(place_, what);
 }
 

@@ -45,10 +45,11 @@ class CheckpointFolder {
     Draft() = default;
     Descriptor root_, place_, folder_;  // the checkpoint's place is in `place_`
     std::string draft_, name_;          // its names, in root_ and in place_
-    std::vector<std::string> files_;
+    bool replaces_ = false;             // one that has its place
   };
-  // Fails if there is such a name already, or the folder that is to have it is not there.
-  Draft begin(const std::string& name) const;
+  // Fails if there is such a name already, or the folder that is to have it is not there. replaces: instead,
+  // if there is none: the two change places, and the old one is removed.
+  Draft begin(const std::string& name, bool replaces = false) const;
 
   // The file of a checkpoint that is there. Only a plain file.
   Descriptor open(const std::string& name, const std::string& file) const;

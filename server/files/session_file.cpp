@@ -36,9 +36,9 @@ class Taker {
     if (!socket_.receiveBlock(plan_.bytes, kMostRecordBytes) || !socket_.receive(plan_.digest))
       return socket_.error();
     std::string why = plan_.read();
+    if (why.empty()) plan_.tell(facts_);
     if (why.empty()) why = steps.stands();
     if (!why.empty()) return why;
-    plan_.tell(facts_);
     hash_.update(plan_.digest);
     bool taken = write(asBytes(plan_.bytes.size())) && write(plan_.bytes) && write(plan_.digest) &&
                  socket_.answer("") && socket_.sendBlock(std::as_bytes(std::span(plan_.images)));
@@ -241,9 +241,10 @@ std::string takeDown(int socket, const std::function<std::string()>& over, int f
   return why;
 }
 
-std::string checkFile(int file, const FileFacts& expected) {
+std::string checkFile(int file, const FileFacts& expected, FileFacts* found) {
   FileFacts facts;
   if (std::string why = Player(file, nullptr).run(facts); !why.empty()) return why;
+  if (found != nullptr) *found = facts;
   const bool same = facts.bytes == expected.bytes && facts.digest == expected.digest &&
                     facts.lastFrame == expected.lastFrame;
   return same ? "" : "the file is another one than its manifest tells of";

@@ -36,7 +36,8 @@ inline constexpr uint32_t kMostBlockBytes = uint32_t{2} << 20;
 
 // Each: "" or why the file is not written.
 struct TakeDownSteps {
-  std::function<std::string()> stands = [] { return ""; };   // first: the session stands still
+  // First: the session stands still. What the record says of it is in the facts.
+  std::function<std::string()> stands = [] { return ""; };
   std::function<std::string()> written = [] { return ""; };  // last: it is whole, and on the disk
   std::vector<FileBlock>* blocks = nullptr;                  // to be filled; null: nobody asks
 };
@@ -48,8 +49,8 @@ std::string takeDown(StateSocket& socket, int file, FileFacts& facts, const Take
 std::string takeDown(int socket, const std::function<std::string()>& over, int file, FileFacts& facts,
                      const TakeDownSteps& steps = {});
 
-// Reads the whole file. "" or why it is not the one that `expected` tells of.
-std::string checkFile(int file, const FileFacts& expected);
+// Reads the whole file. "" or why it is not the one that `expected` tells of. found: what it is of.
+std::string checkFile(int file, const FileFacts& expected, FileFacts* found = nullptr);
 
 // Sends a file that was checked to a worker that rebuilds the session from it. "" or why it has not.
 std::string playBack(StateSocket& socket, int file);

@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "base/log.h"
-#include "server/files/session_file.h"
 #include "server/front/beside.h"
+#include "server/front/checkpoint_files.h"
 #include "server/front/play_back.h"
 
 namespace gpupool::server {
@@ -12,35 +12,6 @@ namespace {
 
 kj::Exception failure(const std::string& text) {
   return kj::Exception(kj::Exception::Type::FAILED, __FILE__, __LINE__, kj::str(text));
-}
-
-// On a thread. Throws why the checkpoint is none for this lease and these devices.
-Manifest readChecked(const CheckpointFolder& folder, const std::string& name, const Manifest& here,
-                     std::vector<Descriptor>& files) {
-  const std::string path = folder.pathOf(name);
-  const auto refuse = [&](const std::string& why) { throw std::runtime_error(path + ": " + why); };
-  Manifest manifest;
-  const auto bytes = folder.read(name, kManifestName, kMostManifestBytes);
-  try {
-    manifest = decodeManifest(bytes);
-  } catch (const std::exception& error) {
-    refuse(error.what());
-  }
-  if (manifest.lease != here.lease || manifest.tenant != here.tenant) refuse("it is of another lease");
-  if (!manifest.held || manifest.id != here.id) refuse("it is not the one in which the lease is held");
-  if (manifest.driverVersion != here.driverVersion) refuse("it was written with another driver");
-  if (manifest.devices.size() != here.devices.size()) refuse("it is of another number of devices");
-  for (size_t i = 0; i < manifest.devices.size(); ++i) {
-    const auto &then = manifest.devices[i], &now = here.devices[i];
-    if (then.name != now.name || then.software != now.software || then.totalBytes != now.totalBytes)
-      refuse("it is of a " + then.name + ", and the device here is a " + now.name);
-  }
-  for (const Manifest::Session& session : manifest.sessions) {
-    files.push_back(folder.open(name, session.file));
-    if (const std::string why = checkFile(files.back(), session.facts); !why.empty())
-      refuse(session.file + ": " + why);
-  }
-  return manifest;
 }
 
 }  // namespace
@@ -76,9 +47,9 @@ kj::Promise<void> CheckpointRestorer::restore(const Id& lease, std::shared_ptr<c
   auto job = std::make_shared<Restoring>();
   job->lease = lease;
   return beside<bool>([job, folder = std::move(folder), name, here = std::move(here)] {
-           std::vector<Descriptor> files;
-           job->manifest = readChecked(*folder, name, here, files);
-           for (Descriptor& file : files) job->sessions.emplace_back().file = std::move(file);
+           OpenCheckpoint open = openCheckpoint(*folder, name, here, Written::held);
+           job->manifest = std::move(open.manifest);
+           for (Descriptor& file : open.files) job->sessions.emplace_back().file = std::move(file);
            return true;
          })
       .then([this, job](bool) -> kj::Promise<void> {

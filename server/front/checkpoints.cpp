@@ -14,12 +14,14 @@
 #include "base/log.h"
 #include "base/transport_names.h"
 #include "server/front/beside.h"
+#include "server/front/checkpoint_files.h"
 #include "server/front/play_back.h"
 
 namespace gpupool::server {
 namespace {
 
 constexpr uint32_t kDisturbHoldDrainMs = 5'000;  // some tests' kernels wait for a later call
+constexpr uint32_t kGoBackDrainMs = 30'000;      // as of the orders that name one, by default
 
 kj::Exception checkpointFailure(const std::string& text) {
   return kj::Exception(kj::Exception::Type::FAILED, __FILE__, __LINE__, kj::str(text));
@@ -95,7 +97,24 @@ struct Checkpoints::Job {
   std::optional<CheckpointFolder::Draft> draft;
   std::vector<One> sessions;
   std::shared_ptr<Cut> cut;
+  Since since;
 
+  // Of a lease that goes back: "" or why that session does not.
+  std::string hasGoneOn(size_t index) const {
+    if (since == nullptr) return "";
+    const FileFacts &now = sessions[index].facts, &then = since->at(manifest.sessions[index].session);
+    if (now.lastFrame == then.lastFrame && now.lastAside == then.lastAside) return "";
+    const uint64_t more = now.lastFrame - then.lastFrame + now.lastAside - then.lastAside;
+    return "the program has gone on since the checkpoint was written, with " + std::to_string(more) +
+           (more == 1 ? " message" : " messages") + " to its GPUs: there is no way back to it";
+  }
+  // "" or why they are not the sessions that the checkpoint has.
+  std::string hasOthers() const {
+    bool same = since == nullptr || since->size() == sessions.size();
+    for (const Manifest::Session& one : manifest.sessions)
+      same = same && (since == nullptr || since->contains(one.session));
+    return same ? "" : "a session of the lease has begun or ended since the checkpoint was written";
+  }
   std::string publish() {
     try {
       for (size_t i = 0; i < sessions.size(); ++i) {
@@ -115,7 +134,10 @@ void Checkpoints::writeFile(int socket, const std::shared_ptr<Job>& job, size_t 
   Job::One& one = job->sessions[index];
   Cut& cut = *job->cut;
   TakeDownSteps steps;
-  steps.stands = [&] { return cut.arrive(); };
+  steps.stands = [&] {
+    const std::string why = job->hasGoneOn(index);
+    return why.empty() ? cut.arrive() : why;
+  };
   steps.written = [&] { return cut.finish([&] { return job->publish(); }, job->manifest.held); };
   one.error = takeDown(socket, [&] { return cut.why(); }, one.file, one.facts, steps);
 }
@@ -159,8 +181,9 @@ kj::Promise<Suspended> Checkpoints::hold(const Id& lease, uint32_t drainMs, cons
       lease, [this, lease, drainMs, name] { return holdNow(lease, drainMs, name); });
 }
 
-kj::Promise<void> Checkpoints::restore(const Id& lease, const std::string& name) {
-  return suspension_.lanes().queue<void>(lease, [this, lease, name] { return restoreNow(lease, name); });
+kj::Promise<void> Checkpoints::restore(const Id& lease, const std::string& name, bool running) {
+  return suspension_.lanes().queue<void>(
+      lease, [this, lease, name, running] { return restoreNow(lease, name, running); });
 }
 
 std::string Checkpoints::refuses(const Id& lease) const {
@@ -185,10 +208,13 @@ kj::Promise<Checkpointed> Checkpoints::writeNow(Id lease, uint32_t drainMs, cons
 
 // The job, published. Else the lease runs as before.
 kj::Promise<std::shared_ptr<Checkpoints::Job>> Checkpoints::write(Id lease, uint32_t drainMs,
-                                                                  const std::string& name, bool held) {
+                                                                  const std::string& name, bool held,
+                                                                  Since since) {
   held ? leases_.pauseToHold(lease) : leases_.pauseToMove(lease);
   return suspension_.awaitBeginnings(lease)
-      .then([this, lease, drainMs, name, held] { return writeAll(lease, drainMs, name, held); })
+      .then([this, lease, drainMs, name, held, since = std::move(since)] {
+        return writeAll(lease, drainMs, name, held, since);
+      })
       .then([lease](std::shared_ptr<Job> job) {
         GPUPOOL_INFO("lease %s: %zu sessions written to %s", lease.text().c_str(), job->sessions.size(),
                      job->path.c_str());
@@ -243,8 +269,8 @@ kj::Promise<Suspended> Checkpoints::holdNow(Id lease, uint32_t drainMs, const st
   return leave(lease, drainMs, name);
 }
 
-kj::Promise<Suspended> Checkpoints::leave(Id lease, uint32_t drainMs, const std::string& name) {
-  return write(lease, drainMs, name, true)
+kj::Promise<Suspended> Checkpoints::leave(Id lease, uint32_t drainMs, const std::string& name, Since since) {
+  return write(lease, drainMs, name, true, std::move(since))
       .then([this, lease](std::shared_ptr<Job> job) {
         // Each is in its file. Whoever has not left, and has not ended, would go on beside that.
         kj::Vector<kj::Promise<void>> ends;
@@ -273,18 +299,41 @@ kj::Promise<Suspended> Checkpoints::leave(Id lease, uint32_t drainMs, const std:
 
 // ---- restore
 
-kj::Promise<void> Checkpoints::restoreNow(Id lease, const std::string& name) {
+kj::Promise<void> Checkpoints::restoreNow(Id lease, const std::string& name, bool running) {
   const Grant* grant = leases_.admissible(lease);
   if (stopped_) return checkpointFailure("the server is shutting down");
   if (grant == nullptr)
     return checkpointFailure("lease " + lease.text() + " is not known here, or is ending");
   if (!grant->held && grant->suspended) return checkpointFailure("the lease is not held in files");
+  if (!grant->held && running) return goBack(lease, name);
   if (!grant->held) return kj::READY_NOW;  // it has been restored: the manager did not hear the answer
   if (folder_ == nullptr)
     return checkpointFailure("server " + settings_.server + " has no --checkpoint-folder any more");
   Manifest here = describe(*grant);
   here.id = grant->held->checkpoint;
   return restorer_.restore(lease, folder_, name, std::move(here));
+}
+
+kj::Promise<void> Checkpoints::goBack(Id lease, const std::string& name) {
+  if (const std::string why = refusesToHold(lease); !why.empty()) return checkpointFailure(why);
+  Manifest here = describe(*leases_.admissible(lease));
+  auto since = std::make_shared<std::map<Id, FileFacts>>();
+  return beside<bool>([folder = folder_, name, here = std::move(here), since] {
+           const OpenCheckpoint open = openCheckpoint(*folder, name, here, Written::running);
+           for (const Manifest::Session& one : open.manifest.sessions) since->emplace(one.session, one.facts);
+           return true;
+         })
+      .then([this, lease, name, since](bool) -> kj::Promise<Suspended> {
+        if (const std::string why = refusesToHold(lease); !why.empty()) return checkpointFailure(why);
+        return leave(lease, kGoBackDrainMs, name, since);
+      })
+      .then([this, lease, name](const Suspended&) {
+        // The manager leases its devices to nobody: there it runs.
+        return restoreNow(lease, name, false).catch_([name](kj::Exception&& failed) -> kj::Promise<void> {
+          return checkpointFailure(std::string(failed.getDescription().cStr()) + "; the lease is held in " +
+                                   name + " now");
+        });
+      });
 }
 
 Manifest Checkpoints::describe(const Grant& grant) const {
@@ -328,16 +377,19 @@ std::shared_ptr<Checkpoints::Job> Checkpoints::makeJob(const Grant& grant, bool 
 }
 
 kj::Promise<std::shared_ptr<Checkpoints::Job>> Checkpoints::writeAll(Id lease, uint32_t drainMs,
-                                                                     const std::string& name, bool held) {
+                                                                     const std::string& name, bool held,
+                                                                     Since since) {
   const Grant* grant = leases_.admissible(lease);
   if (grant == nullptr) return checkpointFailure("the lease ended meanwhile");
   auto job = makeJob(*grant, held);
   if (job->sessions.empty()) return checkpointFailure("the lease has no session: there is nothing to write");
+  job->since = std::move(since);
+  if (const std::string why = job->hasOthers(); !why.empty()) return checkpointFailure(why);
   if (held) notes_.write(lease, {job->manifest.id, name, settings_.server});
   auto begun = tidied_.addBranch().then([job, folder = folder_, name](bool) {
     return beside<bool>([job, folder, name] {
       job->path = folder->pathOf(name);
-      job->draft.emplace(folder->begin(name));
+      job->draft.emplace(folder->begin(name, job->since != nullptr));
       for (size_t i = 0; i < job->sessions.size(); ++i)
         job->sessions[i].file = job->draft->create(job->manifest.sessions[i].file);
       return true;
@@ -427,7 +479,7 @@ kj::Promise<void> Checkpoints::goAndComeBack(Id lease, const std::string& name) 
   return leave(lease, kDisturbHoldDrainMs, name)
       .then([this, lease, name](const Suspended&) {
         leases_.reserveAgain(lease);  // the manager did not order it, and would lease its devices
-        return restoreNow(lease, name);
+        return restoreNow(lease, name, false);
       })
       .then([folder = folder_, name] {
         return beside<bool>([path = folder->pathOf(name)] {

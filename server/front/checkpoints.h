@@ -12,12 +12,18 @@
 // (Admission). The lease is suspended then (LeaseTable), and nothing of it is here. CheckpointRestorer brings
 // it back.
 //
+// A lease that runs goes back into a checkpoint that was written without that, and is restored from it, if
+// its programs have sent nothing since: it is held as above, in place of that checkpoint, each session only
+// if it is at the frame that its file tells of. So what is in no frame yet (staged bytes, what pinned memory
+// has) is in the files as the program left it.
+//
 // Takes its turn with the other orders for the lease (Suspension::lanes). A lease that is suspended or aside
 // is refused. Belongs to the event loop's thread.
 
 #include <kj/async-io.h>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -63,7 +69,8 @@ class Checkpoints final : private kj::TaskSet::ErrorHandler {
   kj::Promise<Checkpointed> checkpoint(const Id& lease, uint32_t drainMs, const std::string& name);
   // ServerControl.suspend and resume with a folder; reject with a text for people.
   kj::Promise<Suspended> hold(const Id& lease, uint32_t drainMs, const std::string& name);
-  kj::Promise<void> restore(const Id& lease, const std::string& name);
+  // running: the lease runs, and goes back; else it is held, or has been restored already.
+  kj::Promise<void> restore(const Id& lease, const std::string& name, bool running);
   // Of the leases that are being held, and those that an earlier life has held.
   HeldNotes& notes() { return notes_; }
   // HeldNotes::look.
@@ -77,20 +84,25 @@ class Checkpoints final : private kj::TaskSet::ErrorHandler {
  private:
   class Cut;
   struct Job;
+  // What the sessions were at in a checkpoint that the lease goes back into; null: it is a new one.
+  using Since = std::shared_ptr<const std::map<Id, FileFacts>>;
   // Why the lease cannot be written so now; empty: it can.
   std::string refuses(const Id& lease) const;
   std::string refusesToHold(const Id& lease) const;
   kj::Promise<Checkpointed> writeNow(Id lease, uint32_t drainMs, const std::string& name);
   kj::Promise<Suspended> holdNow(Id lease, uint32_t drainMs, const std::string& name);
-  kj::Promise<Suspended> leave(Id lease, uint32_t drainMs, const std::string& name);
-  kj::Promise<std::shared_ptr<Job>> write(Id lease, uint32_t drainMs, const std::string& name, bool held);
-  kj::Promise<std::shared_ptr<Job>> writeAll(Id lease, uint32_t drainMs, const std::string& name, bool held);
+  kj::Promise<Suspended> leave(Id lease, uint32_t drainMs, const std::string& name, Since since = nullptr);
+  kj::Promise<std::shared_ptr<Job>> write(Id lease, uint32_t drainMs, const std::string& name, bool held,
+                                          Since since = nullptr);
+  kj::Promise<std::shared_ptr<Job>> writeAll(Id lease, uint32_t drainMs, const std::string& name, bool held,
+                                             Since since);
   // Of the lease's sessions, as they are now.
   std::shared_ptr<Job> makeJob(const Grant& grant, bool held) const;
   kj::Promise<void> writeOne(std::shared_ptr<Job> job, size_t index, uint32_t drainMs);
   static void writeFile(int socket, const std::shared_ptr<Job>& job, size_t index);
   static Checkpointed resultOf(const Job& job);
-  kj::Promise<void> restoreNow(Id lease, const std::string& name);
+  kj::Promise<void> restoreNow(Id lease, const std::string& name, bool running);
+  kj::Promise<void> goBack(Id lease, const std::string& name);
   Manifest describe(const Grant& grant) const;
   kj::Promise<void> disturbNow(Id lease);
   kj::Promise<void> goAndComeBack(Id lease, const std::string& name);

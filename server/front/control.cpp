@@ -90,9 +90,10 @@ kj::Promise<void> Control::suspend(SuspendContext context) {
 kj::Promise<void> Control::resume(ResumeContext context) {
   const Id id = schema::read(context.getParams().getId());
   const std::string folder = schema::text(context.getParams().getFolder());
+  const bool running = context.getParams().getRunning();
   context.releaseParams();
   if (!folder.empty() && !hooks_.restore) return KJ_EXCEPTION(FAILED, "this server restores no checkpoints");
-  if (!folder.empty()) return hooks_.restore(id, folder);
+  if (!folder.empty()) return hooks_.restore(id, folder, running);
   return suspension_.resume(id).then([this, id] { hooks_.resumed(id); });
 }
 

@@ -33,7 +33,7 @@ class Control final : public schema::ServerControl::Server, private kj::TaskSet:
     // Checkpoints::hold and restore. Not set: refused.
     std::function<kj::Promise<Suspended>(const Id&, uint32_t drainMs, const std::string& name)> hold =
         nullptr;
-    std::function<kj::Promise<void>(const Id&, const std::string& name)> restore = nullptr;
+    std::function<kj::Promise<void>(const Id&, const std::string& name, bool running)> restore = nullptr;
     // Called when the manager has had an end made of it here, and nothing of it is left.
     std::function<void(const Id&)> gone = [](const Id&) {};
     // Resolves when no worker of an earlier life of this server is left that served the lease.

@@ -294,6 +294,7 @@ void Front::startMigration() {
                        " moves no session: its option --suspend-memory (suspend_memory in server.yaml) is 0";
   settings.disturbStream = disturb_.kind == Disturb::Kind::stream;
   settings.disturb = settings.disturbStream || disturb_.kind == Disturb::Kind::move;
+  if (turns_.get() != nullptr) settings.wake = [this](const Id& lease) { turns_->asked(lease); };
   migration_ = kj::heap<Migration>(io_.provider->getNetwork(), timer_, *leases_, *sessions_, *suspension_,
                                    *pool_, admission_->starts(), std::move(settings));
 }

@@ -104,8 +104,8 @@ Control::Hooks Front::hooks() {
   hooks.hold = [this](const Id& lease, uint32_t drainMs, const std::string& name) {
     return checkpoints_->hold(lease, drainMs, name);
   };
-  hooks.restore = [this](const Id& lease, const std::string& name) {
-    return checkpoints_->restore(lease, name);
+  hooks.restore = [this](const Id& lease, const std::string& name, bool running) {
+    return checkpoints_->restore(lease, name, running);
   };
   hooks.gone = [this](const Id& lease) { checkpoints_->notes().erase(lease); };
   hooks.earlierGone = [this](const Id& lease) { return claims_->gone(lease); };

@@ -10,6 +10,7 @@ namespace gpupool::server {
 namespace {
 
 constexpr uint32_t kDisturbMoveDrainMs = 5'000;  // some tests' kernels wait for a later call
+constexpr kj::Duration kLookForTurn = 50 * kj::MILLISECONDS;
 
 kj::Exception moveFailure(const std::string& text) {
   return kj::Exception(kj::Exception::Type::FAILED, __FILE__, __LINE__, kj::str(text));
@@ -49,8 +50,36 @@ Migration::~Migration() noexcept {
 
 kj::Promise<Migrated> Migration::migrate(const Id& lease, uint32_t drainMs,
                                          std::optional<MoveTarget> target) {
-  return suspension_.lanes().queue<Migrated>(
-      lease, [this, order = Order{lease, drainMs, std::move(target)}] { return migrateNow(order); });
+  auto moved = migrateInTurn({lease, drainMs, std::move(target)}, timer_.now() + settings_.turnBound).fork();
+  // Also where nobody waits for the answer any more.
+  tasks_.add(moved.addBranch().then([](Migrated) {}, [](kj::Exception&&) {}));
+  return moved.addBranch();
+}
+
+bool Migration::waitsForTurn(const Id& lease, kj::TimePoint until) const {
+  const Grant* grant = leases_.admissible(lease);
+  return settings_.wake && !stopped_ && grant != nullptr && grant->suspended && grant->aside &&
+         timer_.now() < until;
+}
+
+// A wait for its turn is not in the lease's lane: what brings it back waits there. It may be aside again when
+// the orders before this one are done. Whoever is late is refused, with the reason.
+kj::Promise<Migrated> Migration::migrateInTurn(Order order, kj::TimePoint until) {
+  using Done = std::optional<Migrated>;
+  if (waitsForTurn(order.lease, until)) {
+    settings_.wake(order.lease);
+    return timer_.afterDelay(kLookForTurn).then([this, order, until] { return migrateInTurn(order, until); });
+  }
+  return suspension_.lanes()
+      .queue<Done>(order.lease,
+                   [this, order, until]() -> kj::Promise<Done> {
+                     if (waitsForTurn(order.lease, until)) return Done();
+                     return migrateNow(order).then([](Migrated done) { return Done(done); });
+                   })
+      .then([this, order, until](Done&& done) -> kj::Promise<Migrated> {
+        if (!done) return migrateInTurn(order, until);
+        return kj::evalLater([moved = *done] { return moved; });
+      });
 }
 
 bool Migration::isElsewhere(const Order& order) const {

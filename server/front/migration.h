@@ -14,7 +14,8 @@
 // where a client had come with it.
 //
 // Takes its turn with the orders to suspend and to resume the lease (Suspension::lanes). A lease that is
-// suspended or aside is refused; turns leave one alone that moves. Belongs to the event loop's thread.
+// suspended is refused. One that is aside, where leases take turns, wants its devices for that, and moves in
+// its turn: its memory has to be there. Turns leave one alone that moves. Belongs to the event loop's thread.
 
 #include <kj/async-io.h>
 
@@ -57,6 +58,9 @@ class Migration final : private kj::TaskSet::ErrorHandler {
     kj::Duration workerBound = 20 * kj::SECONDS;  // until there is another one
     kj::Duration arrivalBound =
         25 * kj::SECONDS;  // until another server has one: its Admission's bound, and some
+    // Where leases take turns: this one wants its devices, for some time. Not set: they take none.
+    std::function<void(const Id&)> wake = nullptr;
+    kj::Duration turnBound = 10 * kj::MINUTES;  // until a lease that is aside has its turn
   };
 
   // With `disturb`: takes over SessionTable::onDisturb, as Suspension does.
@@ -88,6 +92,8 @@ class Migration final : private kj::TaskSet::ErrorHandler {
   std::string refuses(const Order& order, const Grant& grant) const;
   // Likewise, of its sessions, when all of them are there: before the first one moves.
   std::string refusesThere(const Order& order) const;
+  bool waitsForTurn(const Id& lease, kj::TimePoint until) const;
+  kj::Promise<Migrated> migrateInTurn(Order order, kj::TimePoint until);
   kj::Promise<Migrated> migrateNow(Order order);
   std::vector<uint64_t> those(const Order& order) const;
   // `numbers` from `at` on.

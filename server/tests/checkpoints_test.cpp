@@ -202,7 +202,7 @@ TEST_CASE("what cannot be held, or is not, is refused with the reason") {
     return failure([&] { order.wait(bench.io.waitScope); });
   };
   const auto restore = [&] {
-    auto order = bench.checkpoints.restore(kLease, "monday").eagerlyEvaluate(nullptr);
+    auto order = bench.checkpoints.restore(kLease, "monday", false).eagerlyEvaluate(nullptr);
     return failure([&] { order.wait(bench.io.waitScope); });
   };
   CHECK(contains(hold(), "has no session"));
@@ -281,8 +281,9 @@ TEST_CASE("a lease that is held has nothing here, and its clients are told to as
   CHECK(
       contains(failure([&] { bench.suspension.resume(kLease).wait(bench.io.waitScope); }), "held in files"));
   CHECK(bench.leases.reserved(0) == 0);
-  CHECK(contains(failure([&] { bench.checkpoints.restore(kLease, "monday").wait(bench.io.waitScope); }),
-                 "No such file"));
+  CHECK(
+      contains(failure([&] { bench.checkpoints.restore(kLease, "monday", false).wait(bench.io.waitScope); }),
+               "No such file"));
   CHECK(bench.paused());
   // Whole, and of this lease, and not the one in which it is held.
   {
@@ -295,7 +296,151 @@ TEST_CASE("a lease that is held has nothing here, and its clients are told to as
     draft.publish(kManifestName, encodeManifest(manifest));
   }
   const std::string why =
-      failure([&] { bench.checkpoints.restore(kLease, "monday").wait(bench.io.waitScope); });
+      failure([&] { bench.checkpoints.restore(kLease, "monday", false).wait(bench.io.waitScope); });
   CHECK(contains(why, "it is not the one in which the lease is held"));
   CHECK(bench.leases.admissible(kLease)->held.has_value());
+}
+
+TEST_CASE("a lease that runs does not go back into what is not its sessions', and runs on") {
+  Bench bench;
+  const auto refused = [&](const std::string& name) {
+    auto order = bench.checkpoints.restore(kLease, name, true).eagerlyEvaluate(nullptr);
+    const std::string why = failure([&] { order.wait(bench.io.waitScope); });
+    CHECK_FALSE(bench.paused());
+    CHECK_FALSE(bench.leases.admissible(kLease)->held.has_value());
+    return why;
+  };
+  const auto publish = [&](const std::string& name, const Manifest& manifest) {
+    auto draft = CheckpointFolder(bench.path, kServer).begin(name);
+    draft.publish(kManifestName, encodeManifest(manifest));
+  };
+  Opening one = bench.session(1, "train", "ucx");
+  CHECK(contains(refused("monday"), "No such file"));
+  bench.checkpoint("monday").wait(bench.io.waitScope);
+  Manifest other = bench.manifest("monday");
+  other.lease = {9, 9};
+  publish("other", other);
+  CHECK(contains(refused("other"), "it is of another lease"));
+  other = bench.manifest("monday");
+  other.held = true;
+  publish("left", other);
+  CHECK(contains(refused("left"), "the lease was held in it, and has gone on"));
+  Opening two = bench.session(2, "test", "ucx");
+  CHECK(contains(refused("monday"), "a session of the lease has begun or ended since"));
+  bench.checkpoint("both").wait(bench.io.waitScope);
+  bench.say(two, 'q');
+  bench.until([&] { return bench.sessions.living(kLease) == 1; });
+  CHECK(contains(refused("both"), "a session of the lease has begun or ended since"));
+  Opening three = bench.session(3, "third", "shm");
+  bench.checkpoint("shared").wait(bench.io.waitScope);
+  CHECK(contains(refused("shared"), "shares memory with this server (transport shm)"));
+  CHECK(bench.names() == std::set<std::string>{"both", "left", "monday", "other", "shared"});
+  CHECK(bench.order(one, 'e') == "e01");
+}
+
+namespace {
+
+// A lease that is held in files, of which a test writes others, and the answers of a restore from those.
+struct ForeignBench : Bench {
+  ForeignBench() {
+    Opening one = session(1, "train", "ucx");
+    checkpoint("whole").wait(io.waitScope);
+    right = manifest("whole");
+    right.id = kCheckpoint;
+    right.held = true;
+    right.sessions[0].facts.rowsHash = kRows;  // not the fake worker's
+    sessions.end(kLease, "its files are enough").wait(io.waitScope);
+    leases.pauseToHold(kLease);
+    leases.setHeld(kLease, {kCheckpoint, "monday", kServer}, {});
+  }
+  // Writes that manifest and the session's file, and restores from them. The reason; all is as before.
+  std::string refused(const Manifest& manifest, const std::function<void(std::string&)>& file = {}) {
+    return refusedBytes(encodeManifest(manifest), file);
+  }
+  std::string refusedBytes(const std::vector<std::byte>& manifest,
+                           const std::function<void(std::string&)>& file = {}) {
+    fs::remove_all(path + "/monday");
+    fs::create_directory(path + "/monday");
+    write("manifest", {reinterpret_cast<const char*>(manifest.data()), manifest.size()});
+    std::string session = read(path + "/whole/" + right.sessions[0].file);
+    if (file) file(session);
+    write(right.sessions[0].file, session);
+    const std::string why = restore();
+    CHECK(leases.admissible(kLease)->held.has_value());
+    CHECK(leases.reserved(0) == 0);
+    CHECK(sessions.living(kLease) == 0);
+    return why;
+  }
+  std::string restore() {
+    auto order = checkpoints.restore(kLease, "monday", false).eagerlyEvaluate(nullptr);
+    return failure([&] { order.wait(io.waitScope); });
+  }
+  static std::string read(const std::string& name) {
+    std::ifstream in(name, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+  void write(const std::string& name, const std::string& bytes) {
+    std::ofstream(path + "/monday/" + name, std::ios::binary) << bytes;
+  }
+
+  static constexpr Id kCheckpoint{7, 7};
+  Manifest right;
+};
+
+}  // namespace
+
+TEST_CASE("files of another driver, GPU, build or lease are refused, each with its reason") {
+  ForeignBench bench;
+  using Change = std::function<void(Manifest&)>;
+  const std::vector<std::pair<const char*, Change>> cases{
+      {"it was written with another driver", [](Manifest& of) { ++of.driverVersion; }},
+      {"it is of a NVIDIA B300", [](Manifest& of) { of.devices[0].name = "NVIDIA B300"; }},
+      {"and the device here is a", [](Manifest& of) { of.devices[1].totalBytes *= 2; }},
+      {"and the device here is a", [](Manifest& of) { of.devices[0].software ^= true; }},
+      {"another number of devices", [](Manifest& of) { of.devices.pop_back(); }},
+      {"written by another build of gpupool", [](Manifest& of) { of.sessions[0].facts.rowsHash = 0xdead; }},
+      {"it is of another lease", [](Manifest& of) { of.lease = {9, 9}; }},
+      {"it is of another lease", [](Manifest& of) { of.tenant = "eve"; }},
+      {"not the one in which the lease is held", [](Manifest& of) { of.id = {8, 8}; }},
+      {"not the one in which the lease is held", [](Manifest& of) { of.held = false; }},
+      {"No such file", [](Manifest& of) { of.sessions[0].file = "another"; }},
+      {"monday/../whole", [](Manifest& of) { of.sessions[0].file = "../whole/" + of.sessions[0].file; }},
+      {"another one than its manifest tells of", [](Manifest& of) { ++of.sessions[0].facts.lastFrame; }},
+      {"another one than its manifest tells of", [](Manifest& of) { of.sessions[0].facts.digest[5] ^= std::byte{1}; }}};
+  for (const auto& [reason, change] : cases) {
+    CAPTURE(reason);
+    Manifest foreign = bench.right;
+    change(foreign);
+    const std::string why = bench.refused(foreign);
+    CAPTURE(why);
+    CHECK(contains(why, reason));
+  }
+}
+
+TEST_CASE("files that are damaged at any place are refused, and the whole ones are not") {
+  ForeignBench bench;
+  const auto manifest = encodeManifest(bench.right);
+  for (size_t at = 0; at < manifest.size(); at += 37) {
+    CAPTURE(at);
+    auto flipped = manifest;
+    flipped[at] ^= std::byte{4};
+    CHECK(contains(bench.refusedBytes(flipped), "its manifest is damaged"));
+    CHECK(contains(bench.refusedBytes({manifest.begin(), manifest.begin() + static_cast<ptrdiff_t>(at)}),
+                   "its manifest is damaged"));
+  }
+  const size_t size = bench.right.sessions[0].facts.bytes;
+  for (const size_t at : {size_t{0}, size_t{9}, size / 4, size / 2, size - 1}) {
+    CAPTURE(at);
+    CHECK_FALSE(bench.refused(bench.right, [at](std::string& file) { file[at] ^= 4; }).empty());
+    CHECK_FALSE(bench.refused(bench.right, [at](std::string& file) { file.resize(at); }).empty());
+  }
+  CHECK_FALSE(bench.refused(bench.right, [](std::string& file) { file += 'x'; }).empty());
+  bench.write(bench.right.sessions[0].file,
+              bench.read(bench.path + "/whole/" + bench.right.sessions[0].file));
+  bench.write("manifest", {reinterpret_cast<const char*>(manifest.data()), manifest.size()});
+  // They get as far as a worker, and the fake one cannot rebuild anything.
+  auto order = bench.checkpoints.restore(kLease, "monday", false).eagerlyEvaluate(nullptr);
+  bench.until([&] { return bench.leases.reserved(0) != 0; });
+  bench.revoke();
+  CHECK_FALSE(failure([&] { order.wait(bench.io.waitScope); }).empty());
 }

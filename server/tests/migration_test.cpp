@@ -1,5 +1,6 @@
 // Sessions that move to other workers of their server.
 #include <set>
+#include <utility>
 
 #include "server/tests/migration_bench.h"
 
@@ -201,6 +202,36 @@ TEST_CASE("a suspended lease does not move, and orders for one lease take turns"
   CHECK(bench.order(two, 's') == "suspended 1");
   auto unknown = bench.migration.migrate({7, 7}, 1);
   CHECK(contains(bench.fails(unknown), "is not known here"));
+}
+
+TEST_CASE("a lease that is aside moves in its turn, and is refused where none comes in time") {
+  size_t woken = 0;
+  std::function<void()> turn;
+  bool comes = false;
+  MigrationBench bench([&](Migration::Settings& settings) {
+    settings.wake = [&](const Id& lease) {
+      CHECK(lease == kLease);
+      ++woken;
+      if (std::exchange(comes, false)) turn();
+    };
+    settings.turnBound = 400 * kj::MILLISECONDS;
+  });
+  Opening one = bench.session(1), two;
+  bench.suspension.putAside(kLease, 1000).wait(bench.io.waitScope);
+  auto order = bench.migrate();
+  CHECK(contains(bench.fails(order), "waits for its turn"));
+  CHECK(woken > 1);
+  CHECK(bench.order(one, 's') == "suspended 1");
+
+  kj::Promise<void> back = nullptr;
+  turn = [&] { back = bench.suspension.bringBack(kLease).eagerlyEvaluate(nullptr); };
+  comes = true;
+  bench.migrate() = nullptr;  // nobody waits for the answer
+  REQUIRE(bench.hear(one) == "moved 2");
+  REQUIRE(bench.open(two, 1, 2).empty());
+  CHECK(bench.order(one, 'L').empty());
+  bench.until([&] { return !bench.paused(); });
+  CHECK(bench.order(two, 's') == "running 0");
 }
 
 TEST_CASE("a lease whose move nobody waits for moves all the same") {

@@ -98,9 +98,10 @@ class World final : private PoolEvents {
   void revoke(const ServerLife& server, const Id& id, const std::string&) override;
   void suspend(const std::string& server, const Id& id, uint32_t, const std::string& folder,
                uint64_t order) override;
-  void resume(const std::string& server, const Id& id, const std::string& folder, uint64_t order) override;
+  void resume(const std::string& server, const Id& id, const std::string& folder, bool running,
+              uint64_t order) override;
   void sendOrder(const std::string& server, const Id& id, uint64_t order, bool suspends,
-                 const std::string& folder);
+                 const std::string& folder, bool running = false);
   // An order to move, or to reserve devices for that: the server does `carry`, which gives the answer once,
   // and that is told the pool.
   using Answer = std::function<void(bool done)>;

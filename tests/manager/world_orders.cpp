@@ -57,12 +57,13 @@ void World::suspend(const std::string& server, const Id& id, uint32_t, const std
   sendOrder(server, id, order, true, folder);
 }
 
-void World::resume(const std::string& server, const Id& id, const std::string& folder, uint64_t order) {
-  sendOrder(server, id, order, false, folder);
+void World::resume(const std::string& server, const Id& id, const std::string& folder, bool running,
+                   uint64_t order) {
+  sendOrder(server, id, order, false, folder, running);
 }
 
 void World::sendOrder(const std::string& server, const Id& id, uint64_t order, bool suspends,
-                      const std::string& folder) {
+                      const std::string& folder, bool running) {
   Connection* connection = connectionOf(server);
   if (connection == nullptr) return fault("an order for a server that is not connected");
   const uint64_t number = ++callNumber_;
@@ -83,11 +84,23 @@ void World::sendOrder(const std::string& server, const Id& id, uint64_t order, b
       if (!suspends && !done) pool_->resumeFailed(id, order, "it cannot", true, now);
     });
   };
-  connection->toServer.send(now_ + pickMove(80), [this, connection, id, suspends, folder, answer] {
+  connection->toServer.send(now_ + pickMove(80), [this, connection, id, suspends, folder, running, answer] {
     SimulatedServer& at = servers_[connection->server];
     const auto lease = at.leases.find(id);
     if (lease == at.leases.end() || lease->second.closing || !lease->second.orders.empty())
       return answer(false);
+    // It goes back, has gone on since, or stays in the files behind that.
+    if (running && lease->second.moving.is == Moving::Is::running && lease->second.held == Id{} &&
+        !lease->second.target && at.overcommitPercent <= 100)
+      switch (pickHold(3)) {
+        case 0:
+          return answer(true);
+        case 1:
+          return answer(false);
+        default:
+          return beginMove(lease->second, true, true, [answer](bool) { answer(false); });
+      }
+    if (running) return answer(false);
     if (folder.empty() != (lease->second.held == Id{}) && !(suspends && !folder.empty()))
       return answer(!suspends && lease->second.moving.is == Moving::Is::running);
     if (suspends && !folder.empty() && (lease->second.target || at.overcommitPercent > 100))

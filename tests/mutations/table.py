@@ -69,6 +69,17 @@ ROWS = {
         "changes": [("server/worker/serve.h", "    if constexpr (R::loads) placing_ = session_.holdPlacing();\n", "")],
         "sources": ["server/worker/calls/module.cpp"],
         "artefact": "bin/worker_session_test", "cases": "'*one call at a time*'", "red": "code is loaded by one call at a time"},
+    "host-memory": {
+        "off": "another worker of the server takes the session's own pinned memory over",
+        "changes": [("server/worker/rebuild.cpp", "const int descriptor = stream_ ? -1 : fcntl(state_->host[i], F_DUPFD_CLOEXEC, 3);",
+                     "const int descriptor = -1;"),
+                    ("server/worker/rebuild.cpp", "if ((descriptor < 0 && !stream_) ||\n        !session", "if (!session")],
+        "artefact": "bin/worker_rebuild_test", "red": "pinned 0"},
+    "host-pages": {
+        "off": "another worker of the server takes the session's own words and staging memory over",
+        "changes": [("server/worker/rebuild.cpp", "  pages.words = transport::SharedMemory::adopt(first[0].release(), schema::kWordsBytes);\n"
+                     "  pages.staging = transport::SharedMemory::adopt(first[1].release(), staging);\n", "  (void)staging;\n")],
+        "artefact": "bin/worker_rebuild_test", "red": "words 0; staging 0"},
     "digests": {
         "off": "tests of moves compare digests of all contents",
         "changes": [("server/worker/rebuild.cpp", "  if (theirs.size() == 0) return \"\";\n  Contents contents;", "  return \"\";\n  Contents contents;")],

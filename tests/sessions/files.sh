@@ -170,6 +170,7 @@ else
     check "resume does not do: $status $out" test "$status" -eq 1
     check "the reason: $err" has "$err" "held in files"
     refuses_to_restore "it is not the one in which the lease is held" "$lease" before
+    refuses_to_restore "it is of another lease" "$lease" both
     refuses_to_restore "No such file or directory" "$lease" nowhere
     cp -r "$checkpoints/held-$round" "$checkpoints/damaged"
     file=$(find "$checkpoints/damaged" -type f ! -name manifest)
@@ -184,9 +185,68 @@ else
     restore "$lease" "held-$round"
     check "restored: $status $out $err" test "$status" -eq 0
     check "a worker has it" until_true workers_are 1
-    refuses_to_restore "cannot be restored: it runs" "$lease" "held-$round"
+    refuses_to_restore "the lease was held in it, and has gone on since" "$lease" "held-$round"
   done
 fi
+touch "$folder/end"
+ends_well work
+check "it is right: $(cat "$folder/work.out")" test "$(tail -1 "$folder/work.out")" = PASS
+
+case_of "a checkpoint that was written while programs ran, which have done nothing since"
+for one in 0 1; do
+  mkfifo "$folder/line$one"
+  eval "exec 7$one<>'$folder/line$one'"
+done
+launch kept bash -c 'for one in 0 1; do "$@" <"$0/line$one" >"$0/kept$one" 2>>"$0/said" & done; wait' "$folder" \
+  "${launcher[@]}" "$programs/kept_memory" --wait
+both_ready() { grep -q ready "$folder/kept0" && grep -q ready "$folder/kept1"; }
+until_true both_ready || fail "they do not run: $(cat "$folder/said")"
+checkpoint "$lease" quiet
+check "written: $status $out $err" has "$out" "2 sessions written"
+workers=$(session_workers | sort)
+if [ "$transport" = shm ]; then
+  refuses_to_restore "shares memory with this server" "$lease" quiet
+else
+  refuses_to_restore "it is of another lease" "$lease" both
+  refuses_to_restore "cannot be restored elsewhere: it runs" --to node "$lease" quiet
+  file=$(find "$checkpoints/quiet" -type f ! -name manifest | head -1)
+  flip "$file" $(($(size_of "$file") / 2))
+  refuses_to_restore "the file is damaged" "$lease" quiet
+  flip "$file" $(($(size_of "$file") / 2))
+  check "nothing has changed" test "$(session_workers | sort)" = "$workers"
+  for round in quiet again; do
+    [ -e "$checkpoints/$round" ] || checkpoint "$lease" "$round"
+    workers=$(session_workers | sort)
+    restore "$lease" "$round"
+    check "restored: $status $out $err" test "$status" -eq 0
+    check "both have other workers: $workers, $(session_workers)" test -z "$(comm -12 <(echo "$workers") <(session_workers | sort))"
+    check "two of them" until_true workers_are 2
+    check "it runs" until_true is_running
+    refuses_to_restore "the lease was held in it, and has gone on since" "$lease" "$round"
+  done
+  check "nothing half is left" nothing_half
+  checkpoint "$lease" late
+  echo go >&70
+  until_true grep -q PASS "$folder/kept0" || fail "it does not end: $(cat "$folder/kept0" "$folder/said")"
+  check "one of them has ended" until_true workers_are 1
+  refuses_to_restore "a session of the lease has begun or ended since" "$lease" late
+fi
+echo go >&70
+echo go >&71
+wait "$launched"
+check "both are right: $(cat "$folder/kept0" "$folder/kept1" "$folder/said")" test "$(tail -qn 1 "$folder/kept0" "$folder/kept1" | xargs)" = "PASS PASS"
+check "nothing is left: $(gpupool leases)" until_true at_rest
+
+case_of "a checkpoint that programs have gone on from: they go on"
+rm -f "$folder/end"
+launch work "${launcher[@]}" "$programs/steady_work" --mib 16 --until "$folder/end" --pause 2
+until_true has_worker || fail "it does not run: $(cat "$folder/work.err")"
+checkpoint "$lease" past
+check "written: $status $err" test "$status" -eq 0
+for round in 1 2; do
+  sleep 0.1 # some rounds; none would be refused all the same
+  [ "$transport" = shm ] || refuses_to_restore "has gone on since the checkpoint was written" "$lease" past
+done
 touch "$folder/end"
 ends_well work
 check "it is right: $(cat "$folder/work.out")" test "$(tail -1 "$folder/work.out")" = PASS
@@ -286,8 +346,10 @@ until_true has_worker || fail "it does not run: $(cat "$folder/work.err")"
 background "$bin/gpupool" checkpoint "$lease" late >"$folder/late" 2>&1
 until_true begun_or_done late || fail "it does not begin: $(cat "$folder/late")"
 kill -KILL "$(pid_of server)"
+touch "$folder/end" # one whose checkpoint was whole by then goes on with the next server
 wait "$launched"
-check "the program has an error: $?" test $? -ne 0
+status=$?
+check "the program has an error: $status" test "$status" -ne 0 -o -f "$checkpoints/late/manifest"
 check "nothing half is left" until_true nothing_half
 check "a whole one or none" test ! -e "$checkpoints/late" -o -f "$checkpoints/late/manifest"
 down

@@ -91,6 +91,16 @@ check "it is held" is_held
 run gpupool restore --wait 0s "$lease" monday
 check "not where it was: $out" test "$status" -eq 1
 check "the reason: $err" has "$err" "first: "
+GPUPOOL_SOFT_NAME="another model" start_server model --checkpoint-folder "$checkpoints"
+GPUPOOL_SOFT_DRIVER=13010 start_server driver --checkpoint-folder "$checkpoints"
+for foreign in model driver; do
+  run gpupool restore --wait 0s --to "$foreign" "$lease" monday
+  check "not on another $foreign: $out" test "$status" -eq 1
+  check "the reason: $err" has "$err" "is another model or has another driver"
+  check "it is held as before" is_held
+  kill "${servers[$foreign]}"
+  wait "${servers[$foreign]}"
+done
 run gpupool restore --to node "$lease" monday
 check "not where there is no such folder: $out" test "$status" -eq 1
 check "the reason: $err" has "$err" "node has no --checkpoint-folder"

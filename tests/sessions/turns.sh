@@ -89,6 +89,47 @@ kill -KILL "$(pgrep -P "${pid[one]}" steady_work)"
 wait "${pid[one]}"
 until_true no_lease
 
+case_of "leases that take turns move to a server where they do not, and have a GPU for themselves"
+until_true no_lease
+GPUPOOL_SERVER_OVERCOMMIT=1.0 SERVER_GPUS=2 start_server other
+place_of() { gpupool leases --json | python3 -c 'import json, sys
+print(next((one["server"] for one in json.load(sys.stdin) if one["id"] == sys.argv[1]), ""))' "$1"; }
+are_at() { [ "$(gpupool leases | grep -cE "^[0-9a-f]{8} +$1 ")" -eq "$2" ]; } # are_at SERVER COUNT
+rm -f "$folder/end"
+terms=(--server node --share 30%)
+work one 1200MiB --mib 4 --until "$folder/end" --pause 10
+until_true holds resident 1
+first=$(lease_ids)
+terms=(--server node)
+work two 1200MiB --mib 4 --until "$folder/end" --pause 10
+work idle 1200MiB --mib 4 --rounds 3 --ready <"$folder/go"
+until_true grep -q ready "$folder/idle.out" || fail "it does not run: $(cat "$folder/idle.err")"
+check "they take turns: $(gpupool leases)" until_true has_turned 3
+run gpupool migrate --to node "$first"
+check "not to other GPUs of their server: $status" test "$status" -eq 1
+check "the reason: $err" has "$err" "take turns on the GPUs that they have"
+run gpupool migrate --to other "$first"
+if [ "$transport" = shm ]; then
+  check "not in shared memory: $status" test "$status" -eq 1
+  check "the reason: $err" has "$err" "shares memory"
+else
+  check "moved: $status $err" test "$status" -eq 0
+  check "it is there: $(gpupool leases)" test "$(place_of "$first")" = other
+  check "it takes no turns there: $(gpupool leases)" until_true holds resident 1
+  run gpupool drain node
+  check "one more fits there, and one does not: $status $out $err" test "$status" -eq 1
+  check "two of three have moved: $(gpupool leases)" are_at other 2
+  check "why one stays: $out" has "$out" "stays: "
+  gpupool uncordon node >/dev/null || fail "uncordon"
+fi
+touch "$folder/end"
+echo >"$folder/go"
+for name in one two idle; do ends_well "$name"; done
+check "no lease is left: $(gpupool leases)" until_true no_lease
+kill "${servers[other]}"
+wait "${servers[other]}"
+terms=()
+
 case_of "a share that is not there any more is refused"
 terms=(--share 75%)
 work one 600MiB --mib 4 --rounds 100000 --pause 10

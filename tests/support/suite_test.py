@@ -1,22 +1,24 @@
 #!/usr/bin/env python3
-"""scripts/suite: labels, minutes, skips and budgets; pace.py."""
+"""scripts/suite: labels, minutes, skips, budgets and findings; what tests/sessions/disturb finds; pace.py."""
 import contextlib
 import importlib.machinery
 import importlib.util
 import io
 import os
+import subprocess
 import sys
 import tempfile
 import unittest
 import xml.etree.ElementTree
 
-SCRIPTS = os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "..", "scripts")
+ROOT = os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "..")
+SUITE = os.path.join(ROOT, "scripts", "suite")
 sys.dont_write_bytecode = True
 
 
-def load(name):
-    loader = importlib.machinery.SourceFileLoader(name, os.path.join(SCRIPTS, name))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
+def load(path):
+    loader = importlib.machinery.SourceFileLoader(os.path.basename(path), path)
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
     loader.exec_module(module)
     return module
 
@@ -24,7 +26,19 @@ def load(name):
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
 import pace  # noqa: E402
 
-suite = load("suite")
+suite = load(SUITE)
+disturb = load(os.path.join(ROOT, "tests", "sessions", "disturb"))
+# Stands for ctest: one test, which passes and writes what it has found, where it is told to.
+CTEST = """#!/bin/sh
+case "$*" in *--show-only*)
+  echo '{"tests": [{"name": "a", "properties": [{"name": "LABELS", "value": ["unit"]}]}]}'
+  exit ;;
+esac
+while [ "$1" != --output-junit ]; do shift; done
+folder=$(dirname "$2")
+echo '<testsuite><testcase name="a" time="1" status="run"/></testsuite>' >"$2"
+if [ -n "$FOUND" ]; then mkdir "$folder/findings" && echo "$FOUND" >"$folder/findings/table.txt"; fi
+"""
 
 
 def listing(**labels):
@@ -109,6 +123,34 @@ class Suite(unittest.TestCase):
     def test_the_files_can_be_read(self):
         self.assertGreater(len(suite.read_budgets(os.path.join(suite.ROOT, "tests", "labels.txt"))), 5)
         suite.read_skips(os.path.join(suite.ROOT, "tests", "skips.txt"))
+
+
+    def test_what_a_passing_test_has_found_is_printed_once(self):
+        with tempfile.TemporaryDirectory() as folder:
+            ctest = os.path.join(folder, "ctest")
+            with open(ctest, "w", encoding="utf-8") as file:
+                file.write(CTEST)
+            os.chmod(ctest, 0o755)
+
+            def run(found):
+                path = f"{folder}:{os.environ['PATH']}"
+                return subprocess.run([SUITE, "--build", folder, "--all"], env={**os.environ, "PATH": path, "FOUND": found},
+                                      stdout=subprocess.PIPE, text=True, check=True).stdout
+
+            self.assertIn("\n101 moved\n", run("101 moved"))
+            self.assertNotIn("101 moved", run(""))  # an earlier run's is not this one's
+
+
+class Restorability(unittest.TestCase):
+    def test_counts_and_a_line_for_each_exception(self):
+        verdicts = {"scan": ("yes", 3), "heap": ("no: it uses the device's heap", 1), "late": ("not tried: too short", 0),
+                    "wrong": ("yes", 2)}
+        lines = disturb.findings(verdicts, ["wrong"], "shm", 7).splitlines()
+        self.assertEqual(lines[0], "restorability of 4 programs over shm, seed 7: 2 moved, 6 times; 1 not restorable; "
+                                   "1 not tried; 1 failed")
+        self.assertEqual([line.split(None, 1) for line in lines[1:]],
+                         [["heap", "no: it uses the device's heap"], ["late", "not tried: too short"],
+                          ["wrong", "FAILED when it was disturbed; yes"]])
 
 
 class Pace(unittest.TestCase):

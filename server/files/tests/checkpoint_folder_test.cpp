@@ -94,6 +94,35 @@ TEST_CASE("checkpoint folder: a checkpoint gets its place when it is whole") {
   CHECK(place.names() == std::set<std::string>{"monday"});
 }
 
+TEST_CASE("checkpoint folder: a checkpoint takes another one's place at one moment, and that one goes") {
+  const Place place;
+  const CheckpointFolder folder(place.root(), "node");
+  const std::set<std::string> before{"manifest", "one"};
+  CHECK(has(failure([&] { folder.begin("monday", true); }), "No such file"));
+  {
+    auto draft = folder.begin("monday");
+    draft.create("one");
+    draft.publish("manifest", bytes("first"));
+  }
+  {
+    auto draft = folder.begin("monday", true);
+    draft.create("two");
+  }
+  CHECK(place.names("monday") == before);  // it was not published
+  {
+    auto draft = folder.begin("monday", true);
+    draft.create("two");
+    CHECK(place.names("monday") == before);
+    draft.publish("manifest", bytes("second"));
+    CHECK(place.names("monday") == std::set<std::string>{"manifest", "two"});
+  }
+  const auto read = folder.read("monday", "manifest", 100);
+  CHECK(std::string(reinterpret_cast<const char*>(read.data()), read.size()) == "second");
+  CHECK(place.names() == std::set<std::string>{"monday"});
+  std::ofstream(place.root() + "/file") << "x";
+  CHECK(has(failure([&] { folder.begin("file", true); }), "Not a directory"));
+}
+
 TEST_CASE("checkpoint folder: what is not published leaves nothing") {
   const Place place;
   const CheckpointFolder folder(place.root(), "node");

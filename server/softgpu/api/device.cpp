@@ -192,9 +192,15 @@ CUresult cuInit(unsigned int flags) {
   return CUDA_SUCCESS;
 }
 
+// For tests: GPUPOOL_SOFT_DRIVER (a number like 13000) is another version of the driver, and
+// GPUPOOL_SOFT_NAME another model of GPU.
 CUresult cuDriverGetVersion(int* version) {
   if (!version) return CUDA_ERROR_INVALID_VALUE;
-  *version = kDriverVersion;
+  static const int number = [] {
+    const char* text = std::getenv("GPUPOOL_SOFT_DRIVER");
+    return text && *text ? std::atoi(text) : kDriverVersion;
+  }();
+  *version = number;
   return CUDA_SUCCESS;
 }
 
@@ -217,7 +223,11 @@ CUresult cuDeviceGetName(char* name, int length, CUdevice device) {
   Device* found;
   SOFT_TRY(checkDevice(device, found));
   if (!name || length <= 0) return CUDA_ERROR_INVALID_VALUE;
-  std::snprintf(name, size_t(length), "gpupool software GPU");
+  static const std::string model = [] {
+    const char* text = std::getenv("GPUPOOL_SOFT_NAME");
+    return std::string(text && *text ? text : "gpupool software GPU");
+  }();
+  std::snprintf(name, size_t(length), "%s", model.c_str());
   return CUDA_SUCCESS;
 }
 

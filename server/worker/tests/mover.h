@@ -140,6 +140,12 @@ class Mover {
     begin(state);
     return outcome();
   }
+  // To a worker of this server, which has the host memory; what is on the devices stays there.
+  MoveOutcome moveHere(int copier, int state) {
+    const Course course(client_);
+    suspender_.move(kLong, kEpoch + 1, copier, state, true);
+    return outcome();
+  }
   // The session goes on, so the client hears that it stays.
   MoveOutcome copy(int state) {
     const Course course(client_);
