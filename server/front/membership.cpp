@@ -150,6 +150,7 @@ kj::Promise<bool> Membership::beat(Link& link) {
   facts_.turns(request);
   facts_.uses(request);
   facts_.counts(request);
+  facts_.kept(request);
   const auto hindrances = facts_.hindrances(), protection = facts_.protection();
   std::set<Id> said;
   for (const auto* one : {&hindrances, &protection})

@@ -45,6 +45,10 @@ ROWS = {
         "off": "a server that a lease has left is told so when it comes back",
         "changes": [("pool-manager/pool_failovers.cpp", "  left.role = PlacementRole::left;", "  (void)left;")],
         "artefact": "bin/pool_test", "cases": "'what it has left*'", "red": "what it has left is told so"},
+    "fence-keeper": {
+        "off": "a keeper takes nothing of a session's life before the one as which it was brought",
+        "changes": [("schema/checkpoint_keeper.cpp", "coming.kept.epoch < fence->second", "false")],
+        "artefact": "bin/holder_test", "cases": "'what a session has left*'", "red": "left behind is not kept"},
     # ---- moves (docs/sessions.md)
     "epoch": {
         "off": "a worker takes frames of its session's epoch alone",
