@@ -157,6 +157,7 @@ TEST_CASE_METHOD(Standbys, "a standby that cannot serve any more is replaced") {
   SECTION("it has left") {
     pool->left("b", {1, 0}, true, now);
     wait(1'000, {here, c});
+    joinAndBeat(keeper("b", "host 2", 2));
   }
   SECTION("it is cordoned") {
     pool->cordon(kAdmin, "b", {"repair", "eve", 0}, [](const std::string&) {});

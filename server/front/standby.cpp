@@ -240,6 +240,7 @@ Standby::Opened Standby::openToHand(const Entry& entry, const SessionFacts& fact
   fill(opening);
   opening.lease = entry.lease;
   opening.key = entry.key;
+  opening.transport = facts.transport;
   return open(entry.where, std::move(opening));
 }
 
