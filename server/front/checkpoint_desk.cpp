@@ -56,16 +56,6 @@ std::shared_ptr<CheckpointDesk::File> writeFile(const KeptPages& pages, std::sha
 
 }  // namespace
 
-FileFacts fileFactsOf(schema::SessionCheckpoint::Reader head) {
-  FileFacts file;
-  file.bytes = head.getBytes();
-  file.lastFrame = head.getLastFrame();
-  file.lastAside = head.getLastAside();
-  if (file.bytes != 0 && head.getDigest().size() == file.digest.size())
-    std::memcpy(file.digest.data(), head.getDigest().begin(), file.digest.size());
-  return file;
-}
-
 void CheckpointDesk::keep(kj::Own<kj::AsyncIoStream> stream, const Id& lease, AwayKeeper who) {
   if (const auto at = holders_.find(lease); at != holders_.end()) {
     const bool older = who.number < at->second->who.number;

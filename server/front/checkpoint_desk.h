@@ -11,6 +11,7 @@
 
 #include <kj/async-io.h>
 
+#include <cstring>
 #include <map>
 #include <memory>
 #include <string>
@@ -37,7 +38,15 @@ struct AwayKeeper {
 };
 
 // What the message says of the file whose bytes follow it.
-FileFacts fileFactsOf(schema::SessionCheckpoint::Reader head);
+inline FileFacts fileFactsOf(schema::SessionCheckpoint::Reader head) {
+  FileFacts file;
+  file.bytes = head.getBytes();
+  file.lastFrame = head.getLastFrame();
+  file.lastAside = head.getLastAside();
+  if (file.bytes != 0 && head.getDigest().size() == file.digest.size())
+    std::memcpy(file.digest.data(), head.getDigest().begin(), file.digest.size());
+  return file;
+}
 
 class CheckpointDesk {
  public:
