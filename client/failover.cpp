@@ -170,7 +170,10 @@ std::string Session::makeAgain(NextWorker& next) {
   std::string why;
   const auto entries = log_->since(hello.lastFrame, hello.lastAside, why);
   const auto age = [&]() -> std::string {
-    if (hello.lastFrame == 0 && hello.lastAside == 0) return " (it had no checkpoint yet)";
+    if (hello.lastFrame == 0 && hello.lastAside == 0)
+      return log_->state().kept ? " (its last checkpoint, " + std::to_string(log_->keptAge().count()) +
+                                      "s old, was lost with whoever kept it)"
+                                : " (it had no checkpoint yet)";
     return " (the checkpoint is " + std::to_string(log_->age(hello.lastFrame, hello.lastAside).count()) +
            "s old)";
   };

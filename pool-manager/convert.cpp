@@ -48,6 +48,7 @@ Server read(schema::ServerInfo::Reader from) {
   to.walls = texts(from.getWalls(), kMostWalls);
   to.missingWalls = texts(from.getMissingWalls(), kMostWalls);
   to.workers = read(from.getWorkers());
+  to.keepBytes = from.getKeepBytes();
   return to;
 }
 
@@ -103,7 +104,8 @@ Adopter read(schema::Adopter::Reader from) {
 TurnTerms read(schema::TurnTerms::Reader from) {
   return {from.getSharePercent(), static_cast<Priority>(from.getPriority()),
           from.getProtectMs(),    from.getIdleMs(),
-          from.getHolderKeeps(),  from.getProtectByTenant()};
+          from.getHolderKeeps(),  from.getProtectByTenant(),
+          from.getStandbyKeeps()};
 }
 
 LeaseUse read(schema::LeaseUse::Reader from) {
@@ -158,7 +160,13 @@ Lease read(schema::Lease::Reader from) {
   to.held = read(from.getHeld());
   to.why = text(from.getWhy());
   to.idleMs = from.getIdleMs();
+  if (from.hasStandby()) to.standby = read(from.getStandby());
+  to.standbyEpoch = from.getStandbyEpoch();
   return to;
+}
+
+KeptLease read(schema::KeptLease::Reader from) {
+  return {read(from.getId()), from.getStandbyEpoch(), from.getDeviceEpoch()};
 }
 
 std::vector<uint64_t> readKept(capnp::List<uint64_t>::Reader from) {
@@ -230,6 +238,7 @@ void write(const Server& from, schema::ServerInfo::Builder to) {
   to.setOvercommitPercent(from.overcommitPercent);
   auto workers = to.initWorkers(static_cast<unsigned>(from.workers.size()));
   for (unsigned i = 0; i < workers.size(); ++i) write(from.workers[i], workers[i]);
+  to.setKeepBytes(from.keepBytes);
 }
 
 void write(const WorkerVersion& from, schema::WorkerVersion::Builder to) {
@@ -270,6 +279,7 @@ void write(const TurnTerms& from, schema::TurnTerms::Builder to) {
   to.setIdleMs(from.idleMs);
   to.setHolderKeeps(from.holderKeeps);
   to.setProtectByTenant(from.protectByTenant);
+  to.setStandbyKeeps(from.standbyKeeps);
 }
 
 void write(const LeaseTurn& from, schema::LeaseTurn::Builder to) {
@@ -312,6 +322,8 @@ void write(const Lease& from, schema::Lease::Builder to, Secrets secrets) {
   if (from.held) write(from.held, to.initHeld());
   to.setWhy(from.why);
   to.setIdleMs(from.idleMs);
+  if (from.standby) write(*from.standby, to.initStandby());
+  to.setStandbyEpoch(from.standbyEpoch);
 }
 
 void write(const HeldLease& from, schema::HeldLease::Builder to) {

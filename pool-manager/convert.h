@@ -36,6 +36,7 @@ LeaseUse read(schema::LeaseUse::Reader from);
 LeaseCounts read(schema::LeaseCounts::Reader from);
 LeaseTurn read(schema::LeaseTurn::Reader from);
 LeaseHindrances read(schema::LeaseHindrances::Reader from);
+KeptLease read(schema::KeptLease::Reader from);
 std::vector<uint64_t> readKept(capnp::List<uint64_t>::Reader from);  // one a device
 std::vector<LeasedDevice> readLeasedDevices(capnp::List<schema::LeasedDevice>::Reader from);
 Explanation read(schema::Explanation::Reader from);

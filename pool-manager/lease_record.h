@@ -91,6 +91,9 @@ struct LeaseRecord : StoredLease {
   uint64_t noticeEndsMs = 0;        // it ends then for a request of a higher class; 0: it has no notice
   std::string notice;               // why it could not be suspended
 
+  std::string standbyMissing;    // why it has none
+  uint64_t standbyLookedMs = 0;  // when one was looked for last
+
   std::optional<LeaseTurn> turn;      // as its server's last beat says; none: it takes no turns
   uint64_t idleMs = 0, idleAtMs = 0;  // LeaseUse::idleMs, and when its server said so; 0: never
   LeaseTotals totals;

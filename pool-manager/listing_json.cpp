@@ -105,6 +105,7 @@ json toJson(const Lease& lease) {
   if (!lease.hindrances.empty()) entry["hindrances"] = lease.hindrances;
   if (!lease.protection.empty()) entry["protection"] = lease.protection;
   if (lease.terms.protectMs != 0) entry["protectMs"] = lease.terms.protectMs;
+  if (lease.standby) entry["standby"] = lease.standby->name;
   if (lease.held) entry["held"] = {{"folder", lease.held.folder}, {"server", lease.held.server}};
   if (!lease.why.empty()) entry["why"] = lease.why;
   if (lease.terms.idleMs != 0) entry["idleReleaseMs"] = lease.terms.idleMs;

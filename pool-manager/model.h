@@ -48,6 +48,7 @@ struct Server {
   uint32_t overcommitPercent = 100;  // of each device's memory, so much may be leased
   std::vector<std::string> walls, missingWalls;  // around its workers, and why others are not; for people
   std::vector<WorkerVersion> workers;            // whose sessions it takes, the current program first
+  uint64_t keepBytes = 0;  // of its memory for checkpoints, also of other servers' leases; 0: it keeps none
 
   ServerLife life() const { return {name, incarnation}; }
 };
@@ -71,6 +72,7 @@ struct TurnTerms {
   uint32_t idleMs = 0;           // it is given back when it has not been used for so long; 0: it is not
   bool holderKeeps = false;      // its holder keeps the checkpoints: it may go on when its server dies
   bool protectByTenant = false;  // of a request: protectMs, if it is 0, is its tenant's
+  bool standbyKeeps = false;     // with holderKeeps: another server keeps them instead, while there is one
 };
 
 // A lease whose sessions are in files, as in pool.capnp.
@@ -156,6 +158,14 @@ struct Lease {
   HeldLease held = {};   // to be restored from there, in what a server is told; in what is listed: is held
   std::string why = {};  // this and the next: as in pool.capnp
   int64_t idleMs = -1;
+  std::optional<Server> standby = {};  // keeps its checkpoints; none: its holder does, or its server alone
+  uint64_t standbyEpoch = 0;           // as in pool.capnp
+};
+
+// A lease whose checkpoints a server says that it keeps as its standby, as in pool.capnp.
+struct KeptLease {
+  Id id;
+  uint64_t standbyEpoch = 0, deviceEpoch = 0;
 };
 
 // Who renews a lease: of a claim, who uses it.

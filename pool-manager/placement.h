@@ -121,6 +121,22 @@ Choice placeMove(const MoveWish& wish, std::span<const ServerUse> servers);
 // Whether the server has such devices, whatever is free there.
 bool couldMove(const MoveWish& wish, const ServerUse& server);
 
+// A server that may keep the checkpoints of a lease that runs elsewhere.
+struct KeeperUse {
+  const ServerUse* server = nullptr;
+  bool sameHost = false;   // as the lease
+  uint64_t keepBytes = 0;  // Server::keepBytes
+  size_t leases = 0;       // whose standby it is
+};
+struct StandbyChoice {
+  std::string server;     // empty: none
+  bool sameHost = false;  // it dies with the host of the lease
+  std::string missing;    // none: why, in one line
+};
+// The one with the most memory for each lease whose standby it is, on another host if there is one: of those
+// that have devices like the lease's (wish), whatever is free there. Nothing is reserved.
+StandbyChoice placeStandby(const MoveWish& wish, std::span<const KeeperUse> keepers);
+
 // Whether no server of those that it may have (one at least) has worker programs for its clients.
 bool servedByNone(const Wish& wish, std::span<const ServerUse> servers);
 // Whether the wish could be served if every device were free and in order. With no servers: false.

@@ -162,4 +162,37 @@ Choice placeMove(const MoveWish& wish, std::span<const ServerUse> servers) {
   return choice;
 }
 
+namespace {
+
+// Why the server cannot be the standby; "": it can.
+std::string hindersKeeping(const MoveWish& wish, const KeeperUse& keeper) {
+  const ServerUse& server = *keeper.server;
+  if (!serves(server, wish.clients)) return describeNoWorker(server, wish.clients);
+  if (!couldMove(wish, server)) return "has no GPUs of that model and driver";
+  if (!server.unusable.empty()) return server.unusable;
+  return keeper.keepBytes == 0 ? "keeps no checkpoints (its protect_memory is 0)" : "";
+}
+
+bool betterKeeper(const KeeperUse& a, const KeeperUse& b) {
+  if (a.sameHost != b.sameHost) return b.sameHost;
+  return a.keepBytes / (a.leases + 1) > b.keepBytes / (b.leases + 1);
+}
+
+}  // namespace
+
+StandbyChoice placeStandby(const MoveWish& wish, std::span<const KeeperUse> keepers) {
+  const KeeperUse* best = nullptr;
+  std::string missing;
+  for (const KeeperUse& keeper : keepers) {
+    if (keeper.server->name == wish.from) continue;
+    const std::string why = hindersKeeping(wish, keeper);
+    if (!why.empty())
+      missing += (missing.empty() ? "" : "; ") + keeper.server->name + ": " + why;
+    else if (best == nullptr || betterKeeper(keeper, *best))
+      best = &keeper;
+  }
+  if (best != nullptr) return {best->server->name, best->sameHost, ""};
+  return {"", false, missing.empty() ? "there is no other server" : shortened(missing, kMostDetails)};
+}
+
 }  // namespace gpupool::pool

@@ -120,6 +120,8 @@ void Pool::load(Store& store, const PoolStart& start) {
     if (record.hold) record.suspension.held = record.hold->held;
     record.deadlineMs = start.nowMs + record.ttlMs;
     record.grantedMs = record.revokingMs = record.ranSinceMs = record.chargedMs = start.nowMs;
+    if (!record.standby.empty()) standbyFor_[record.standby].insert(record.id);
+    epoch_ = std::max(epoch_, record.standbyEpoch);
     if (record.state == LeaseState::revoking) revoking_.insert(record.id);
     leases_[record.id] = std::move(record);
   }
@@ -183,6 +185,8 @@ Lease Pool::tell(const LeaseRecord& record) const {
   lease.reason = record.purpose;
   if (record.endsMs != kNever)
     lease.endsInMs = std::max<uint64_t>(1, record.endsMs - std::min(record.endsMs, latestMs_));
+  lease.standby = standbyOf(record);
+  lease.standbyEpoch = record.standbyEpoch;
   return lease;
 }
 
@@ -207,6 +211,8 @@ void Pool::setState(LeaseRecord& record, LeaseState to) {
     revoking_.insert(record.id);
   else
     revoking_.erase(record.id);
+  if (const auto named = standbyFor_.find(record.standby); named != standbyFor_.end() && !record.runs())
+    named->second.erase(record.id);
 }
 
 void Pool::demandOwner(const Principal& who, const Id& id) const {
@@ -252,6 +258,7 @@ void Pool::tickLeases(uint64_t now) {
     storeAgain(record, now);
     storePlacementsAgain(record, now);
     tickPreempted(record, now);
+    lookAtStandby(record, now);
     if (now >= record.chargedMs + kChargeMs) charge(record, now);
     visited_ = at->first;
   }
@@ -282,11 +289,14 @@ std::vector<Lease> Pool::list(const Principal& who, uint64_t now) const {
     if (record.target() != nullptr) lease.movesTo = describe(*record.target());
     lease.hindrances = saidOf(record, record.hindrances);
     lease.protection = saidOf(record, record.protection);
+    if (const std::string text = standbyText(record); !text.empty()) lease.protection.push_back(text);
+    lease.standby = standbyOf(record);
     lease.job = record.job;
     for (const auto& [adopter, one] : record.adoptions) lease.adopters.push_back(one.adopter.holder);
     if (who.owns(record.tenant)) continue;
     lease.hindrances.clear();
     lease.protection.clear();
+    lease.standby.reset();
     lease.why.clear();
     lease.idleMs = -1;
     lease.job.clear();

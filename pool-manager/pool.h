@@ -75,6 +75,8 @@ class Pool {
   void setFabric(const std::string& name, fabric::Fabric fabric);
   // Of which versions a server that beats has workers by now.
   void setWorkers(const std::string& name, std::vector<WorkerVersion> workers, uint64_t now);
+  // Of which leases a server that beats says that it keeps the checkpoints. It is told where that is not so.
+  void setKept(const std::string& name, const std::vector<KeptLease>& kept, uint64_t now);
   // What the programs of its leases have done on a server that beats.
   void setCounts(const std::string& name, const std::vector<LeaseCounts>& counts, uint64_t now);
   // Of a server that beats. As many as it has devices, or none.
@@ -106,6 +108,9 @@ class Pool {
     uint64_t ms = 0;
   };
   Notice noticeOf(const Id& id, uint64_t now) const;
+  // Which server keeps the checkpoints of a lease, as its holder is told; none: it does so itself, if anybody
+  // does.
+  std::optional<Server> standbyOf(const Id& id) const;
   // Gives a request for a claim its id, which follows from the job. Throws if the request is refused.
   void nameClaim(const Principal& who, LeaseRequest& request) const;
   // The id of a claim that is named by its id or its job. Throws if the text is neither.
@@ -390,6 +395,17 @@ class Pool {
   void leaveForHolder(LeaseRecord& record, const std::string& reason);
   void comeFromHolder(LeaseRecord& record);
 
+  // pool_standbys.cpp
+  static bool wantsStandby(const LeaseRecord& record);
+  bool standbyServes(const LeaseRecord& record, uint64_t now) const;
+  StandbyChoice chooseStandby(const LeaseRecord& record, uint64_t now) const;
+  void nameStandby(LeaseRecord& record, uint64_t now);
+  void lookAtStandby(LeaseRecord& record, uint64_t now);
+  void tellStandby(const LeaseRecord& record);
+  std::optional<Server> standbyOf(const LeaseRecord& record) const;
+  bool standbyOnHost(const LeaseRecord& record) const;
+  std::string standbyText(const LeaseRecord& record) const;
+
   // pool_moves.cpp
   Choice chooseTarget(const LeaseRecord& record, const Principal& who, const MoveTarget& to,
                       uint64_t now) const;
@@ -454,6 +470,7 @@ class Pool {
   std::map<Id, Tombstone> tombstones_;
   std::deque<std::pair<uint64_t, Id>> forgettable_;  // tombstones, by when they were set or looked at
   std::set<Id> revoking_;                            // the leases in that state
+  std::map<std::string, std::set<Id>> standbyFor_;   // by server: those whose standby it was named at last
   std::map<std::pair<int, uint64_t>, bool> gone_;    // processes of this machine, as of this tick
   std::vector<Waiter> waiters_;                      // as they came
   std::vector<NoVictims> noVictims_;                 // lately

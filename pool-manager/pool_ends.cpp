@@ -42,6 +42,7 @@ void Pool::granted(const Id& id, uint64_t now) {
   record.deadlineMs = std::max(record.deadlineMs, now + record.ttlMs);
   record.grantedMs = record.ranSinceMs = now;
   if (record.hold) return sendRestore(record);
+  tellStandby(record);
   events_.granted(tell(record));
 }
 

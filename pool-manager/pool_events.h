@@ -38,6 +38,10 @@ class PoolEvents {
   virtual void prepare(const Lease& target, bool here, uint64_t order) = 0;
   virtual void giveBack(const Lease& target, bool here, uint64_t order) = 0;
   virtual void settle(const std::string& server, const Id& id, uint64_t order) = 0;
+  // Tell the standby that it is to keep this lease's checkpoints, or that it is not any more. There is no
+  // answer: its beats say what it keeps.
+  virtual void keep(const ServerLife&, const Lease&) {}
+  virtual void dropKept(const ServerLife&, const Id&) {}
   // The answer to every suspend(), resume() or migrate() of this lease so far.
   virtual void suspended(const Id& id, const SuspendResult& result) = 0;
   virtual void notSuspended(const Id& id, const Failure& failure) = 0;

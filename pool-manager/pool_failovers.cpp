@@ -108,6 +108,7 @@ void Pool::leaveForHolder(LeaseRecord& record, const std::string& reason) {
 void Pool::comeFromHolder(LeaseRecord& record) {
   record.change = Change::none;
   restored(record);
+  tellStandby(record);
   events_.resumed(record.id);
 }
 

@@ -104,7 +104,12 @@ Choice Pool::placeHeld(const LeaseRecord& record, const MoveWish& wish,
       use.unusable = "it has not confirmed yet that the lease has left it (ask again in a moment)";
     std::erase_if(use.devices, [](const DeviceUse& device) { return device.claimedMs != kNever; });
   }
-  return placeMove(wish, servers);
+  if (record.standby.empty() || !wish.server.empty()) return placeMove(wish, servers);
+  // Its checkpoints need not travel there.
+  MoveWish near = wish;
+  near.server = record.standby;
+  Choice choice = placeMove(near, servers);
+  return choice.server.empty() ? placeMove(wish, servers) : choice;
 }
 
 // True: it has been answered, or will be by what was begun.

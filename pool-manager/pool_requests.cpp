@@ -83,6 +83,7 @@ LeaseRequest Pool::checked(const Principal& who, const LeaseRequest& asked) cons
   // The programs of a claim have a holder each, and a server sends its checkpoints to one.
   request.turns.holderKeeps =
       request.turns.holderKeeps && request.turns.protectMs != 0 && request.job.empty();
+  request.turns.standbyKeeps = request.turns.standbyKeeps && request.turns.holderKeeps;
   if (request.deviceCount == 0 || request.deviceCount > kMostLeased)
     refuse("a lease has 1 to " + std::to_string(kMostLeased) + " devices, and " +
            std::to_string(request.deviceCount) + " are asked for");
@@ -389,6 +390,7 @@ void Pool::create(const Waiter& waiter, Choice choice, uint64_t now) {
   record.grantedMs = record.ranSinceMs = record.chargedMs = now;
   record.unborn = true;
   setState(record, LeaseState::granting);
+  if (wantsStandby(record)) nameStandby(record, now);
   write(
       {{kLeasePrefix + request.id.text(), encodeLease(record, bootId_)}, {kEpochKey, std::to_string(epoch_)}},
       {entryOf(AuditEvent::granted, record, waiter.who.text(), record.purpose)},

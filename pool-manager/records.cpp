@@ -156,6 +156,8 @@ std::string encodeLease(const StoredLease& lease, const std::string& bootId) {
   write(lease.preemptor, root.initPreemptor());
   if (lease.client.rowsHash != 0) write(lease.client, root.initClient());
   root.setFingerprint(data(lease.fingerprint));
+  root.setStandby(lease.standby);
+  root.setStandbyEpoch(lease.standbyEpoch);
   const auto words = capnp::messageToFlatArray(message);
   return {words.asChars().begin(), words.asChars().size()};
 }
@@ -197,6 +199,8 @@ StoredLease decodeLease(const std::string& bytes, const std::string& bootId) try
   if (root.hasPreemptor()) lease.preemptor = read(root.getPreemptor());
   lease.client = read(root.getClient());
   lease.fingerprint = pool::bytes(root.getFingerprint());
+  lease.standby = text(root.getStandby());
+  lease.standbyEpoch = root.getStandbyEpoch();
   if (text(root.getBootId()) == bootId) {
     lease.process = {static_cast<int>(root.getHolderPid()), root.getHolderStartTicks()};
     lease.endsAtBootMs = root.getEndsAtBootMs();

@@ -65,10 +65,12 @@ struct StoredLease {
   std::string job;  // of a claim (claims.h); empty: it is none
   // Held; or it is being restored on its placement, and held again if that fails.
   std::optional<Hold> hold = {};
-  std::string suspendedBy;  // suspended: on whose word; empty: the pool's own
-  Id preemptor;             // suspended: the request that has taken its devices; all zero: none
-  WorkerVersion client;     // of its request
-  std::string fingerprint;  // likewise
+  std::string suspendedBy;   // suspended: on whose word; empty: the pool's own
+  Id preemptor;              // suspended: the request that has taken its devices; all zero: none
+  WorkerVersion client;      // of its request
+  std::string fingerprint;   // likewise
+  std::string standby = {};  // the server that keeps its checkpoints (pool_standbys.cpp); empty: none does
+  uint64_t standbyEpoch = 0;
 
   // Not of a held lease.
   const Placement& primary() const;

@@ -148,6 +148,8 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   void prepare(const Lease& target, bool here, uint64_t order) override;
   void giveBack(const Lease& target, bool here, uint64_t order) override;
   void settle(const std::string& server, const Id& id, uint64_t order) override;
+  void keep(const ServerLife& standby, const Lease& lease) override;
+  void dropKept(const ServerLife& standby, const Id& id) override;
   void suspended(const Id& id, const SuspendResult& result) override;
   void notSuspended(const Id& id, const Failure& failure) override;
   void resumed(const Id& id) override;

@@ -86,6 +86,27 @@ void Service::revoke(const ServerLife& server, const Id& id, const std::string& 
                      }));
 }
 
+// What is not heard is told again: the standby's next beat does not say that it has done it.
+void Service::keep(const ServerLife& standby, const Lease& lease) {
+  const auto control = controls_.find(standby.name);
+  if (control == controls_.end() || control->second.incarnation != standby.incarnation) return;
+  auto request = control->second.control.keepRequest();
+  write(lease, request.initLease(), Secrets::include);
+  tasks_.add(timer_.timeoutAfter(limits_.call, request.send().ignoreResult())
+                 .catch_([id = lease.id, name = standby.name](kj::Exception&& error) {
+                   GPUPOOL_INFO("server %s does not keep the checkpoints of lease %s yet: %s", name.c_str(),
+                                id.text().c_str(), errorText(error).c_str());
+                 }));
+}
+
+void Service::dropKept(const ServerLife& standby, const Id& id) {
+  const auto control = controls_.find(standby.name);
+  if (control == controls_.end() || control->second.incarnation != standby.incarnation) return;
+  auto request = control->second.control.dropKeptRequest();
+  write(id, request.initId());
+  tasks_.add(timer_.timeoutAfter(limits_.call, request.send().ignoreResult()).catch_([](kj::Exception&&) {}));
+}
+
 void Service::granted(const Lease& lease) { waiting_.fulfill(lease.id, lease); }
 void Service::adopted(const Id& adopter, const Lease& lease) { waiting_.fulfill(adopter, lease); }
 void Service::failed(const Id& id, const Failure& failure) { waiting_.reject(id, toError(failure)); }

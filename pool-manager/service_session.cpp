@@ -83,7 +83,7 @@ kj::Promise<void> Service::Session::beat(BeatContext context) {
   KJ_REQUIRE(params.getActiveLeases().size() <= kMaxListed && params.getProblems().size() <= kMaxDevices);
   KJ_REQUIRE(params.getSuspended().size() <= kMaxListed && params.getTurns().size() <= kMaxListed);
   KJ_REQUIRE(params.getHindrances().size() <= kMaxListed && params.getUses().size() <= kMaxListed);
-  KJ_REQUIRE(params.getCounts().size() <= kMaxListed);
+  KJ_REQUIRE(params.getCounts().size() <= kMaxListed && params.getKept().size() <= kMaxListed);
   for (auto id : params.getActiveLeases()) leases.push_back(read(id));
   std::vector<SuspendedLease> suspended;
   for (auto one : params.getSuspended()) suspended.push_back(read(one));
@@ -115,6 +115,9 @@ kj::Promise<void> Service::Session::beat(BeatContext context) {
     std::vector<LeaseCounts> counts;
     for (auto one : params.getCounts()) counts.push_back(read(one));
     service().pool_.setCounts(name, counts, service().clock_.now());
+    std::vector<KeptLease> kept;
+    for (auto one : params.getKept()) kept.push_back(read(one));
+    service().pool_.setKept(name, kept, service().clock_.now());
   }
   if (known && params.getWorkers().size() != 0)
     service().pool_.setWorkers(name, read(params.getWorkers()), service().clock_.now());
@@ -167,6 +170,7 @@ kj::Promise<void> Service::Session::renew(RenewContext context) {
   const Pool::Notice notice = service().pool_.noticeOf(id, service().clock_.now());
   context.getResults().setNotice(notice.text);
   context.getResults().setEndsInMs(notice.ms);
+  if (const auto standby = service().pool_.standbyOf(id)) write(*standby, context.getResults().initStandby());
   return kj::READY_NOW;
 }
 

@@ -67,6 +67,8 @@ struct ServerInfo @0xa49fc7a3c5b095cd {
   walls @12 :List(Text);        # that stand around each of its workers, by name (server/walls/walls.h); for people
   missingWalls @13 :List(Text); # those that do not, with the reason; for people
   workers @14 :List(WorkerVersion);   # whose sessions it takes, the current program first; empty: rowsHash's alone
+  keepBytes @15 :UInt64;      # of its memory for checkpoints, those of other servers' leases too (ServerControl.keep); 0: it
+                              # keeps none
 }
 # A worker program of a server, or a client library: it serves clients that have the same rows.
 struct WorkerVersion @0x9e4a23846975a42a {

@@ -75,6 +75,8 @@ struct TurnTerms {
                               # another server when this one dies
   protectByTenant @5 :Bool;   # in a request: where protectMs is 0, it is what the tenant has (Quota.protectMs), and holderKeeps
                               # counts then
+  standbyKeeps @6 :Bool;      # with holderKeeps: another server of the pool, Lease.standby, keeps them instead of the holder
+                              # while there is one
 }
 enum Priority { low @0; normal @1; high @2; }  # who has a higher one goes first, and those with a lower one wait
 
@@ -104,6 +106,15 @@ struct Lease {
                               # where; of one that is to give its devices to a higher class: that, and when; of one that is
                               # revoking: who has memory of it still
   idleMs @21 :Int64 = -1;     # in Manager.leases: LeaseUse.idleMs, by now; -1: its server does not say
+  standby @22 :ServerInfo;    # with TurnTerms.standbyKeeps: which server keeps its checkpoints; null: none, and its holder does
+  standbyEpoch @23 :UInt64;   # grows with every standby that the lease is given; its server takes none with a lower one
+}
+
+# A lease whose checkpoints a server keeps as its standby.
+struct KeptLease {
+  id @0 :Id128;
+  standbyEpoch @1 :UInt64;    # Lease.standbyEpoch
+  deviceEpoch @2 :UInt64;     # of where it takes them from
 }
 
 # A lease whose sessions are in files and nowhere else.
@@ -177,18 +188,19 @@ interface Manager {
   # problems: DeviceInfo.problem of each device. warmWorkers: started ahead of time and unused; `gpupool up` waits for
   # the first. counts: of every lease with a session, now or earlier. known = false: join again. fabric: null while it is
   # as last told. samples: one of each device; none where the server takes none. workers: as ServerInfo's, when they have
-  # changed since they were last told; empty: they have not.
+  # changed since they were last told; empty: they have not. kept: of every lease whose standby this server is, by order.
   beat @1 (name :Text, incarnation :Id128, activeLeases :List(Id128), problems :List(Text), warmWorkers :UInt32,
       fabric :Fabric, suspended :List(SuspendedLease), turns :List(LeaseTurn),
       samples :List(DeviceSample), hindrances :List(LeaseHindrances), uses :List(LeaseUse),
-      workers :List(WorkerVersion), counts :List(LeaseCounts)) -> (known :Bool);
+      workers :List(WorkerVersion), counts :List(LeaseCounts), kept :List(KeptLease)) -> (known :Bool);
   leave @2 (name :Text, incarnation :Id128) -> ();
   # Holders.
   lease @3 (request :LeaseRequest) -> (lease :Lease);      # fails with a clear text: none free, and who holds them
   # Fails if the lease is gone. adopter: of a claim, who renews it. notice: not empty: the lease ends in endsInMs, and why.
   # clients: the libraries of the programs that have opened sessions over this holder; they count instead of
-  # LeaseRequest.client from then on.
-  renew @4 (id :Id128, adopter :Adopter, clients :List(WorkerVersion)) -> (ttlMs :UInt32, notice :Text, endsInMs :UInt64);
+  # LeaseRequest.client from then on. standby: Lease.standby, by now.
+  renew @4 (id :Id128, adopter :Adopter, clients :List(WorkerVersion)) -> (ttlMs :UInt32, notice :Text, endsInMs :UInt64,
+      standby :ServerInfo);
   # Idempotent. drop: the lease may be lost, and an operator knows that nothing of it runs. claim: not empty: the claim of
   # this id or job, instead of id; with a job, an operator names the tenant. adopter: not all zero: this one uses the claim
   # no more, and the claim goes on.
@@ -424,6 +436,12 @@ interface ServerControl {   # not "Server": generated C++ has a class Server in 
   settle @7 (id :Id128, moved :Bool) -> ();
   # As Manager.checkpoint. Of a suspended lease: refused.
   checkpoint @8 (id :Id128, drainMs :UInt32, folder :Text) -> (result :CheckpointResult);
+  # This server is the standby of a lease that is on another one (Lease.standby): from there it takes the checkpoints of the
+  # lease's sessions, and keeps the last one of each in its memory. Again, and when the lease has gone elsewhere: from there
+  # from now on.
+  keep @9 (lease :Lease) -> ();
+  # Ends that. Where the lease is on this server now, what is kept stays until there is a later checkpoint elsewhere.
+  dropKept @10 (id :Id128) -> ();
 }
 
 struct MigrateResult {

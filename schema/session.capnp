@@ -26,12 +26,18 @@ struct SessionHello @0x8709141f53d288a4 {
   asks @10 :Bool;             # no session: the holder asks for what NVML says of the lease's devices. After `ok`: FiguresQuery
                               # and FiguresReport in turns, until one of the two closes. Also of a suspended lease.
   keeps @11 :Bool;            # no session: the holder keeps the checkpoints of the lease's sessions. After `ok`, for each one:
-                              # server -> holder: SessionCheckpoint, and its bytes; holder -> server: CheckpointAnswer
+                              # server -> holder: SessionCheckpoint, and its bytes; holder -> server: CheckpointAnswer.
+                              # A standby comes in the same way: epoch is Lease.standbyEpoch then, and command its name.
   brings @12 :SessionCheckpoint;  # null: none. The holder brings the session's last checkpoint, and what this server has of
                               # the session ends. After `ok`: holder -> server: its bytes; server -> holder: CheckpointAnswer.
                               # Then the client comes, with the same session and epoch.
   oldest @13 :UInt32;
   release @14 :Text;          # of gpupool, there; for people
+  handsTo @15 :Id128;         # not all zero: the holder has this server hand the session's checkpoint on, which it keeps as
+                              # the lease's standby, to the server of this incarnation, where the lease is now; that may be
+                              # this one. session and epoch: as the client has them next. After `ok`: server -> holder:
+                              # HandAnswer.
+  over @16 :Bool;             # no session: as handsTo, but the session's program has ended, and its checkpoint may go
 }
 # A session in a file (server/files/session_file.h), whose bytes follow this message.
 struct SessionCheckpoint @0x8517855b8c278677 {
@@ -57,6 +63,16 @@ struct CheckpointBlock @0xfceb756c3a060cdb {
 struct CheckpointAnswer @0xea89ead957b643aa {
   number @0 :UInt64;          # SessionCheckpoint.number
   error @1 :Text;             # empty: it is there, whole. Else why not, for people
+}
+struct HandAnswer @0xc6a1f2d3b7e84955 {
+  verdict @0 :HandVerdict;
+  error @1 :Text;             # for people
+}
+enum HandVerdict @0xb3d94c1e60a7f285 {
+  later @0;                   # it is under way, or cannot be now, and why: ask again
+  handed @1;                  # the other server restores it
+  nothing @2;                 # nothing is kept of it here
+  over @3;                    # it was handed on several times, and does not go on: no more
 }
 struct SessionChallenge @0x87e6a63dbe5322fb {
   serverNonce @0 :Data;

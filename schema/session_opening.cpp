@@ -60,6 +60,8 @@ class OpeningHandshake {
     hello.setArrives(opening_.arrives);
     hello.setAsks(opening_.asks);
     hello.setKeeps(opening_.keeps);
+    if (opening_.handsTo != Id{}) write(opening_.handsTo, hello.initHandsTo());
+    hello.setOver(opening_.over);
     if (opening_.brings) opening_.brings(hello.initBrings());
   }
 

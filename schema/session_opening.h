@@ -27,6 +27,8 @@ struct SessionOpening {
   bool arrives = false;
   bool asks = false;   // no session: SessionHello.asks
   bool keeps = false;  // no session: SessionHello.keeps
+  Id handsTo;          // likewise, if it is not all zero
+  bool over = false;   // likewise
   // SessionHello.brings; null: none.
   std::function<void(SessionCheckpoint::Builder)> brings = nullptr;
 };

@@ -78,6 +78,8 @@ struct StoredLease @0x8715107ac5c11db0 {
   client @21 :WorkerVersion;   # as in LeaseRequest
   endsAtBootMs @22 :UInt64;    # with endsAtMs: the same on CLOCK_BOOTTIME of bootId, which nobody sets; 0: unknown
   fingerprint @23 :Data;       # as in LeaseRequest
+  standby @24 :Text;           # the name of the server that keeps its checkpoints; empty: none does
+  standbyEpoch @25 :UInt64;    # as in Lease
 }
 struct StoredHold @0xeebb922a4c00a4b5 {
   held @0 :HeldLease;

@@ -82,21 +82,26 @@ std::vector<options::Option> ClientOptions::table() {
        "last checkpoint. Nearly full, it asks for the next checkpoint early."},
       {"protect-log-data", protectLogData, "SIZE",
        "With --protect: likewise for the data that it has copied to its GPUs since."},
-      {"protect-keep", protectKeep, "holder|server",
+      {"protect-keep", protectKeep, "holder|standby|server",
        "With --protect: who keeps the checkpoints. holder: this machine, so that the program goes on on "
        "another server of the pool when its own dies; what has changed travels here with each checkpoint. "
+       "standby: another server of the pool, so that it goes on likewise, and nothing travels here; while "
+       "there is none, as holder. "
        "server: the server alone, so that the program survives the death of its worker and no more."},
       {"protect-dir", protectDir, "FOLDER",
-       "With --protect-keep holder: the folder in which the checkpoints are, as files without a name: they "
-       "are gone with the program. Empty: in this machine's memory."},
+       "With --protect-keep holder, or standby while there is none: the folder in which the checkpoints are, "
+       "as "
+       "files without a name: they are gone with the program. Empty: in this machine's memory."},
       {"protect-size", protectSize, "SIZE",
-       "With --protect-keep holder: so much of that folder or memory, for all checkpoints of the program "
+       "Likewise: so much of that folder or memory, for all checkpoints of the program "
        "together. While the next one comes the last one is kept, too. What does not fit is not protected."},
       {"protect-wait", protectWait, "TIME",
-       "With --protect-keep holder: how long another server is waited for, with GPUs of the same model and "
+       "With --protect-keep holder or standby: how long another server is waited for, with GPUs of the same "
+       "model and "
        "driver. Then the program's CUDA calls fail, with a line that says what is lost. At most 24h."},
       {"protect-silence", protectSilence, "TIME",
-       "With --protect-keep holder: after so long without a sign of life from its server the program goes on "
+       "With --protect-keep holder or standby: after so long without a sign of life from its server the "
+       "program goes on "
        "elsewhere. While it could not (`protected only while idle`, leases that take turns), --stall-time "
        "counts. 0: it always does. At least 1s."},
       {"on-divergence", onDivergence, "stop|continue",

@@ -17,6 +17,7 @@
 
 #include "base/descriptor_passing.h"
 #include "base/log.h"
+#include "base/options.h"
 #include "base/transport_names.h"
 #include "pool-manager/convert.h"
 #include "schema/fault.h"
@@ -98,6 +99,19 @@ std::string suspendedText(const pool::Lease& lease, bool held) {
          resume + ")";
 }
 
+// What the checkpoints may take that are kept here.
+BlockFile::Room roomOf(uint64_t most) {
+  auto used = std::make_shared<uint64_t>(0);
+  return {[used, most](uint64_t more) -> std::string {
+            if (more > most || *used > most - more)
+              return "no room for it: " + options::formatSize(*used) + " of --protect-size " +
+                     options::formatSize(most) + " are used";
+            *used += more;
+            return "";
+          },
+          [used](uint64_t less) { *used -= less; }};
+}
+
 constexpr char kHeld[] = "the lease is held in files";
 
 bool isSameHost(const std::string& transport) {
@@ -162,8 +176,8 @@ Holder::Holder(kj::AsyncIoProvider& io, kj::UnixEventPort& port, HolderSettings 
       tasks_(*this) {
   if (settings_.request.id == Id{}) settings_.request.id = Id::random();
   if (settings_.request.turns.holderKeeps && !adopts())
-    keeper_.emplace(
-        io, CheckpointKeeper::Settings{settings_.keepFolder, settings_.keepBytes, settings_.transport});
+    keeper_.emplace(io.getTimer(),
+                    schema::CheckpointKeeper::Settings{settings_.keepFolder, roomOf(settings_.keepBytes)});
 }
 
 kj::Promise<void> Holder::serve(kj::AutoCloseFd socket) {
@@ -425,6 +439,8 @@ kj::Promise<OpenSession> Holder::waitForResume(Peer& peer, const SessionWish& wi
 void Holder::endSessions(const Peer& peer) {
   for (const auto& [id, wish] : peer.sessions) {
     if (keeper_) keeper_->forget(id);
+    for (const pool::Server& keeper : keepersElsewhere())
+      tasks_.add(askKeeper(keeper, wish, true).ignoreResult());  // the end of the lease tells it, too
     if (lease_ && (!isSameHost(wish.transport) || peer.away.contains(id))) tasks_.add(endHeld(wish));
   }
 }

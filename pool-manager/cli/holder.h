@@ -7,14 +7,15 @@
 #include <kj/async-unix.h>
 
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "pool-manager/cli/checkpoint_keeper.h"
 #include "pool-manager/cli/figures.h"
 #include "pool-manager/cli/session_opener.h"
 #include "pool-manager/rpc.h"
+#include "schema/checkpoint_keeper.h"
 
 namespace gpupool::cli {
 
@@ -37,6 +38,8 @@ struct HolderSettings {
   kj::Duration lookLimit = 2 * kj::SECONDS;  // a server that is thought to be gone answers within this
   // While it does not, the manager is asked this often whether the lease may leave it at once.
   kj::Duration lookAlone = 250 * kj::MILLISECONDS;
+  // A server that keeps a session's checkpoint and does not answer is asked for so long. Then that is lost.
+  kj::Duration standbyLimit = 6 * kj::SECONDS;
   kj::Duration connectLimit = 3 * kj::SECONDS;
   kj::Duration sessionLimit = 30 * kj::SECONDS;  // a session is open within this
   kj::Duration placesLimit = 5 * kj::SECONDS;    // the manager has said within this where the lease is
@@ -87,6 +90,7 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> announceEnd();
   kj::Promise<void> renewLoop(unsigned partsOfTtl);
   kj::Promise<void> renewOnce();
+  void noteStandby(schema::Manager::RenewResults::Reader renewed);
   kj::Promise<void> releaseOnce(Id id);
   kj::Promise<void> releaseLoop(Id id, kj::TimePoint until);
   // As the grant says: its tenant may have decided.
@@ -120,6 +124,17 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   // lease to another server if need be, and the session from its checkpoint there.
   kj::Promise<OpenSession> recover(const SessionWish& wish);
   kj::Promise<OpenSession> bringBack(const SessionWish& wish, const std::string& why);
+  kj::Promise<OpenSession> bringOwn(const SessionWish& wish, const std::string& why);
+  // Of a lease with a standby: the servers that may have its checkpoints. Each is asked in turn to hand the
+  // session's on to where the lease is. True: one does, or may do so yet; false: none has any.
+  std::vector<pool::Server> keepersElsewhere() const;
+  kj::Promise<bool> haveHandedOn(std::vector<pool::Server> keepers, const SessionWish& wish);
+  struct HandAnswer {
+    schema::HandVerdict verdict = schema::HandVerdict::NOTHING;
+    std::string error;
+  };
+  kj::Promise<HandAnswer> askKeeper(const pool::Server& keeper, const SessionWish& wish, bool over);
+  schema::CheckpointKeeper::Open openLease() const;
   // What a server has said of a session. Neither: the lease has left it, or may have.
   struct Look {
     kj::Maybe<OpenSession> session;
@@ -162,7 +177,8 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   bool locating_ = false;  // the manager is being asked where the lease is
   bool held_ = false;      // as the manager last said: the lease is in files
   kj::Maybe<kj::ForkedPromise<void>> acquiring_;
-  std::optional<CheckpointKeeper> keeper_;
+  std::optional<schema::CheckpointKeeper> keeper_;
+  std::map<Id, kj::TimePoint> unanswered_;  // by session: since when a keeper of its checkpoint says nothing
   kj::Maybe<kj::ForkedPromise<void>> failingOver_;  // the last one
   bool failOverSettled_ = true;                     // it has been answered, or has failed
   kj::Own<kj::PromiseFulfiller<void>> keepAnew_;    // ends keepLoop's pause, or what it waits for

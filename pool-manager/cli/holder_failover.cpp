@@ -1,10 +1,14 @@
 // Of a lease whose holder keeps the checkpoints: it takes them from where the lease is, and when a program
 // has lost its server, it has the manager find another one, and brings the program's session there.
+#include <capnp/message.h>
+#include <capnp/serialize-async.h>
+
 #include <utility>
 
 #include "base/log.h"
 #include "pool-manager/cli/holder.h"
 #include "pool-manager/convert.h"
+#include "schema/convert.h"
 #include "schema/fault.h"
 
 namespace gpupool::cli {
@@ -78,8 +82,91 @@ kj::Promise<bool> Holder::leaveAtOnce(const pool::ServerLife& lost) {
             });
 }
 
-// why: what its server said instead of restoring it.
+// why: what its server said instead of restoring it. What a standby has is later than what is kept here: it
+// keeps them alone.
 kj::Promise<OpenSession> Holder::bringBack(const SessionWish& wish, const std::string& why) {
+  return haveHandedOn(keepersElsewhere(), wish)
+      .then([this, wish, why](bool handed) -> kj::Promise<OpenSession> {
+        if (handed) return toException({Status::waiting, "its standby hands it on"});
+        return bringOwn(wish, why);
+      });
+}
+
+std::vector<pool::Server> Holder::keepersElsewhere() const {
+  std::vector<pool::Server> keepers;
+  if (!keeper_ || !lease_ || !lease_->terms.standbyKeeps) return keepers;
+  if (lease_->server.keepBytes != 0) keepers.push_back(lease_->server);  // it may have been the standby
+  if (lease_->standby && lease_->standby->name != lease_->server.name) keepers.push_back(*lease_->standby);
+  return keepers;
+}
+
+kj::Promise<bool> Holder::haveHandedOn(std::vector<pool::Server> keepers, const SessionWish& wish) {
+  if (keepers.empty() || !lease_) return false;
+  const pool::Server keeper = keepers.front();
+  keepers.erase(keepers.begin());
+  return askKeeper(keeper, wish, false)
+      .then(
+          [this, wish, keepers](HandAnswer&& answer) -> kj::Promise<bool> {
+            if (answer.verdict == schema::HandVerdict::NOTHING) return haveHandedOn(keepers, wish);
+            unanswered_.erase(wish.session);
+            if (!answer.error.empty())
+              GPUPOOL_INFO("the session is not handed on yet: %s", answer.error.c_str());
+            if (answer.verdict != schema::HandVerdict::OVER) return true;
+            return toException({Status::serverLost, "it was brought to a server several times" +
+                                                        (answer.error.empty() ? "" : ": " + answer.error)});
+          },
+          [this, wish, keepers, name = keeper.name](kj::Exception&& error) -> kj::Promise<bool> {
+            const kj::TimePoint now = io_.getTimer().now();
+            const kj::TimePoint since = unanswered_.try_emplace(wish.session, now).first->second;
+            GPUPOOL_INFO("server %s, which may have the session's checkpoint, does not answer: %s",
+                         name.c_str(), toFailure(error).text.c_str());
+            if (now - since < settings_.standbyLimit) return true;
+            return haveHandedOn(keepers, wish);
+          });
+}
+
+// over: its program has ended.
+kj::Promise<Holder::HandAnswer> Holder::askKeeper(const pool::Server& keeper, const SessionWish& wish,
+                                                  bool over) {
+  constexpr capnp::ReaderOptions kAnswers{.traversalLimitInWords = 512, .nestingLimit = 4};
+  auto there = kj::heap<pool::Lease>(*lease_);
+  there->server = keeper;
+  auto opened = openWithout(io_, *there, wish.transport,
+                            [&, to = lease_->server.incarnation](schema::SessionOpening& opening) {
+                              opening.session = wish.session;
+                              opening.epoch = wish.epoch;
+                              opening.pid = wish.pid;
+                              opening.command = wish.command;
+                              if (wish.rowsHash != 0) opening.rowsHash = wish.rowsHash;
+                              opening.over = over;
+                              if (!over) opening.handsTo = to;
+                            });
+  auto answered = opened.then([kAnswers](kj::Own<kj::AsyncIoStream>&& stream) {
+    auto message = capnp::readMessage(*stream, kAnswers);
+    return message.attach(kj::mv(stream));
+  });
+  return io_.getTimer()
+      .timeoutAfter(settings_.lookLimit, kj::mv(answered))
+      .attach(kj::mv(there))
+      .then(
+          [](kj::Own<capnp::MessageReader> message) {
+            const auto answer = message->getRoot<schema::HandAnswer>();
+            return HandAnswer{answer.getVerdict(), schema::text(answer.getError()).substr(0, 300)};
+          },
+          [](kj::Exception&& error) -> HandAnswer {
+            // It does not know the lease, and so keeps nothing of it.
+            if (toFailure(error).status == Status::leaseEnded) return {};
+            kj::throwFatalException(kj::mv(error));
+          });
+}
+
+schema::CheckpointKeeper::Open Holder::openLease() const {
+  return [this, lease = *lease_](const schema::CheckpointKeeper::Fill& fill) {
+    return openWithout(io_, lease, settings_.transport, fill);
+  };
+}
+
+kj::Promise<OpenSession> Holder::bringOwn(const SessionWish& wish, const std::string& why) {
   constexpr unsigned kMostTries = 3;  // what follows the checkpoint may be what ends its workers
   if (!lease_) return toException({Status::leaseEnded, "the lease has ended: " + lost_});
   if (keeper_->tries(wish.session) >= kMostTries) {
@@ -87,9 +174,10 @@ kj::Promise<OpenSession> Holder::bringBack(const SessionWish& wish, const std::s
     return toException({Status::serverLost, "it was brought to a server " + std::to_string(kMostTries) +
                                                 " times" + (last.empty() ? "" : ": " + last)});
   }
-  auto lease = kj::heap<pool::Lease>(*lease_);
-  auto brought = kj::evalNow([&] { return keeper_->bring(*lease, wish); });
-  return brought.attach(kj::mv(lease))
+  return kj::evalNow([&] {
+           return keeper_->bring(openLease(), {wish.session, wish.epoch, wish.rowsHash, wish.pid,
+                                               wish.command, wish.transport});
+         })
       .then(
           []() -> kj::Promise<OpenSession> { return toException({Status::waiting, "it is being restored"}); },
           [](kj::Exception&& error) -> kj::Promise<OpenSession> {
@@ -168,8 +256,10 @@ kj::Promise<void> Holder::keepLoop() {
   auto anew = kj::newPromiseAndFulfiller<void>();
   keepAnew_ = kj::mv(anew.fulfiller);
   auto anewFork = kj::mv(anew.promise);
-  auto kept = kj::evalNow([&] {
-                return keeper_->take(*lease_);
+  // While there is a standby, that one takes them.
+  auto kept = kj::evalNow([&]() -> kj::Promise<void> {
+                if (lease_->standby) return kj::NEVER_DONE;
+                return keeper_->take(openLease());
               }).catch_([this](kj::Exception&& error) -> kj::Promise<void> {
     const OpenFailure failure = toFailure(error);
     GPUPOOL_INFO("checkpoints are not kept for now: %s", failure.text.c_str());

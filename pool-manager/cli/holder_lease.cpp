@@ -152,6 +152,15 @@ kj::Promise<void> Holder::announceEnd() {
   });
 }
 
+// Of who keeps the checkpoints now.
+void Holder::noteStandby(schema::Manager::RenewResults::Reader renewed) {
+  if (!lease_ || !lease_->terms.standbyKeeps) return;
+  const bool had = lease_->standby.has_value();
+  lease_->standby.reset();
+  if (renewed.hasStandby()) lease_->standby = pool::read(renewed.getStandby());
+  if (lease_->standby.has_value() != had && keepAnew_.get() != nullptr) keepAnew_->fulfill();
+}
+
 kj::Promise<void> Holder::renewOnce() {
   auto renewed = connect(0, "").then([this]() {
     auto request = manager().renewRequest();
@@ -161,6 +170,7 @@ kj::Promise<void> Holder::renewOnce() {
     auto clients = request.initClients(static_cast<unsigned>(clients_.size()));
     for (unsigned i = 0; i < clients.size(); ++i) pool::write(clients_[i], clients[i]);
     return request.send().then([this](auto&& renewed) {
+      noteStandby(renewed);
       if (renewed.getNotice().size() == 0) noticed_ = false;
       if (renewed.getNotice().size() == 0 || std::exchange(noticed_, true)) return;
       const std::chrono::milliseconds left(renewed.getEndsInMs());

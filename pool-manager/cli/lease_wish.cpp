@@ -85,13 +85,16 @@ HolderSettings leaseWish(const ClientOptions& options) {
   const bool mayBeProtected = options.protect.value_or(true);
   if (mayBeProtected && (options.protectLog.value == 0 || options.protectLogData.value == 0))
     throw options::OptionError("--protect-log and --protect-log-data: at least 1");
-  if (options.protectKeep != "holder" && options.protectKeep != "server")
-    throw options::OptionError("--protect-keep: '" + options.protectKeep + "' is not holder or server");
+  const bool standbyKeeps = options.protectKeep == "standby";
+  const bool holderKeeps = options.protectKeep == "holder" || standbyKeeps;
+  if (!holderKeeps && options.protectKeep != "server")
+    throw options::OptionError("--protect-keep: '" + options.protectKeep +
+                               "' is not holder, standby or server");
   if (options.protectWait > std::chrono::hours(24)) throw options::OptionError("--protect-wait: at most 24h");
   if (options.protectSilence.count() != 0 &&
       (options.protectSilence.count() < 1000 || options.protectSilence > std::chrono::hours(24)))
     throw options::OptionError("--protect-silence: 0, or 1s to 24h");
-  if (mayBeProtected && options.protectKeep == "holder" && options.protectSize.value == 0)
+  if (mayBeProtected && holderKeeps && options.protectSize.value == 0)
     throw options::OptionError("--protect-size: at least 1");
   if (options.onDivergence != "stop" && options.onDivergence != "continue")
     throw options::OptionError("--on-divergence: '" + options.onDivergence + "' is not stop or continue");
@@ -117,8 +120,9 @@ HolderSettings leaseWish(const ClientOptions& options) {
                             parsePriority(options.priority),
                             protect,
                             static_cast<uint32_t>(options.idleRelease.count()),
-                            mayBeProtected && options.protectKeep == "holder",
-                            !options.protect.has_value()};
+                            mayBeProtected && holderKeeps,
+                            !options.protect.has_value(),
+                            mayBeProtected && standbyKeeps};
   settings.keepFolder = options.protectDir;
   settings.keepBytes = options.protectSize.value;
   settings.failOverWaitMs = static_cast<uint32_t>(options.protectWait.count());

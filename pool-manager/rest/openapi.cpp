@@ -109,6 +109,7 @@ const char kSchemas[] = R"json({
       "hindrances": {"type": "array", "items": {"type": "string"}},
       "protection": {"type": "array", "items": {"type": "string"}},
       "protectMs": {"type": "integer", "minimum": 1},
+      "standby": {"type": "string"},
       "reason": {"type": "string"}, "endsInMs": {"type": "integer", "minimum": 1},
       "claim": {"type": "object", "required": ["job", "usedBy"], "properties": {
         "job": {"type": "string"}, "usedBy": {"type": "array", "items": {"type": "string"}}}},

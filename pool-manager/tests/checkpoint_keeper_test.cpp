@@ -1,11 +1,12 @@
 // What a lease's holder keeps of what the server sends: whole or not at all, within its budget; and what it
 // brings to another server.
-#include "pool-manager/cli/checkpoint_keeper.h"
+#include "schema/checkpoint_keeper.h"
 
 #include <capnp/message.h>
 #include <capnp/serialize-async.h>
 
 #include "catch.h"
+#include "pool-manager/cli/session_opener.h"
 #include "pool-manager/convert.h"
 #include "schema/handshake.h"
 #include "schema/protocol.h"
@@ -35,11 +36,16 @@ struct Bench {
     auto address =
         io.provider->getNetwork().parseAddress(("unix:" + lease.server.localPath).c_str()).wait(io.waitScope);
     listener = address->listen();
-    settings.mostBytes = 100 * kUnit;
+    settings.room = {[this](uint64_t more) -> std::string {
+                       if (used + more > 100 * kUnit) return "no room";
+                       used += more;
+                       return "";
+                     },
+                     [this](uint64_t less) { used -= less; }};
     settings.pieceBound = 300 * kj::MILLISECONDS;
     make();
   }
-  void make() { keeper.emplace(*io.provider, settings); }
+  void make() { keeper.emplace(io.provider->getTimer(), settings); }
 
   struct Hello {
     kj::Own<kj::AsyncIoStream> stream;
@@ -89,10 +95,15 @@ struct Bench {
   // The holder connects, to keep.
   void connect() {
     auto accepted = accept();
-    taking = keeper->take(lease).eagerlyEvaluate(
+    taking = keeper->take(opener()).eagerlyEvaluate(
         [this](kj::Exception&& error) { ended = error.getDescription().cStr(); });
     server = accepted.wait(io.waitScope);
     REQUIRE(server.keeps);
+  }
+  schema::CheckpointKeeper::Open opener() {
+    return [this](const schema::CheckpointKeeper::Fill& fill) {
+      return openWithout(*io.provider, lease, "", fill);
+    };
   }
   struct Block {
     uint32_t bytes = 0, base = 0;
@@ -103,7 +114,7 @@ struct Bench {
     auto to = message.initRoot<schema::SessionCheckpoint>();
     to.setNumber(number);
     schema::write(session, to.initSession());
-    to.setEpoch(1);
+    to.setEpoch(headEpoch);
     to.setBytes(bytes);
     to.setLastFrame(number * 10);
     to.setDigest(schema::data(std::string(digest, static_cast<char>(number))));
@@ -132,13 +143,11 @@ struct Bench {
   }
   void pause(unsigned ms) { io.provider->getTimer().afterDelay(ms * kj::MILLISECONDS).wait(io.waitScope); }
   // What it brings as that epoch, to a server that says `answer`; sets `server` and `refused`.
-  std::string bring(const std::string& answer = "") {
-    SessionWish wish;
-    wish.session = kSession;
-    wish.epoch = 2;
+  std::string bring(const std::string& answer = "", uint64_t epoch = 2) {
+    schema::CheckpointKeeper::Next next{kSession, epoch, 0, 0, "", ""};
     auto accepted = accept();
     refused.clear();
-    auto brought = keeper->bring(lease, wish).eagerlyEvaluate([this](kj::Exception&& error) {
+    auto brought = keeper->bring(opener(), next).eagerlyEvaluate([this](kj::Exception&& error) {
       refused = toFailure(error).text;
     });
     server = accepted.wait(io.waitScope);
@@ -152,11 +161,13 @@ struct Bench {
   }
 
   Folder folder;
+  uint64_t used = 0;
+  uint64_t headEpoch = 1;  // in which the server has made what it sends
   kj::AsyncIoContext io;
   pool::Lease lease;
-  CheckpointKeeper::Settings settings;
+  schema::CheckpointKeeper::Settings settings;
   kj::Own<kj::ConnectionReceiver> listener;
-  std::optional<CheckpointKeeper> keeper;
+  std::optional<schema::CheckpointKeeper> keeper;
   Hello server;
   std::string ended, refused;
   std::string refuses;  // what the server says to who connects, instead of letting it in
@@ -199,6 +210,7 @@ TEST_CASE_METHOD(Bench, "where nothing is kept of a session, it begins anew") {
   CHECK(keeper->why(kSession) == "no GPU");
   CHECK(keeper->tries(kSession) == 2);
   connect();
+  headEpoch = 2;
   CHECK(send(1, kSession, kUnit) == "");
   CHECK(keeper->tries(kSession) == 0);
   CHECK(bring() == std::string(kUnit, 'b'));
@@ -207,10 +219,8 @@ TEST_CASE_METHOD(Bench, "where nothing is kept of a session, it begins anew") {
 TEST_CASE_METHOD(Bench, "a server that refuses a session at once has been tried, too") {
   refuses = "it shares memory";
   auto accepted = accept();
-  SessionWish wish;
-  wish.session = kSession;
-  wish.epoch = 2;
-  auto brought = keeper->bring(lease, wish).eagerlyEvaluate([this](kj::Exception&& error) {
+  const schema::CheckpointKeeper::Next next{kSession, 2, 0, 0, "", ""};
+  auto brought = keeper->bring(opener(), next).eagerlyEvaluate([this](kj::Exception&& error) {
     refused = toFailure(error).text;
   });
   server = accepted.wait(io.waitScope);
@@ -234,7 +244,7 @@ TEST_CASE_METHOD(Bench, "of a later one only the blocks come that the one before
   // 95 of 100 units would be used: it is passed over, and the last one stays what it is.
   head(3, kSession, 100 * kUnit, 32, {{3 * kUnit, 3}, {97 * kUnit}}, 2);
   body(97 * kUnit, 'e');
-  CHECK(contains(answerTo(3), "--protect-size"));
+  CHECK(contains(answerTo(3), "no room"));
   CHECK(keeper->bytes() == 8 * kUnit);
   head(4, kSession, 4 * kUnit, 32, {{2 * kUnit, 4}, {2 * kUnit, 1}}, 2);
   CHECK(answerTo(4) == "");
@@ -272,7 +282,7 @@ TEST_CASE_METHOD(Bench, "a server that names blocks which are not there is left,
 TEST_CASE_METHOD(Bench, "what does not fit is passed over, and the one before is kept") {
   connect();
   CHECK(send(1, kSession, 60 * kUnit) == "");
-  CHECK(contains(send(2, kSession, 50 * kUnit), "--protect-size"));
+  CHECK(contains(send(2, kSession, 50 * kUnit), "no room"));
   CHECK(contains(send(3, kSession, 1000 * kUnit), "no room"));
   CHECK(send(4, kSession, 40 * kUnit) == "");
   CHECK(keeper->bytes() == 40 * kUnit);
@@ -322,4 +332,21 @@ TEST_CASE_METHOD(Bench, "a folder that takes nothing: why") {
   connect();
   CHECK(contains(send(1, kSession, kUnit), "No such file"));
   CHECK(keeper->bytes() == 0);
+}
+
+TEST_CASE_METHOD(Bench, "what a session has left behind is not kept any more") {
+  connect();
+  CHECK(send(1, kSession, 10 * kUnit) == "");
+  CHECK(bring("", 3) == std::string(10 * kUnit, 'b'));
+  // The server from which it was taken is only slow, and still sends. It is of epoch 1.
+  connect();
+  CHECK(contains(send(2, kSession, 10 * kUnit), "has gone on"));
+  CHECK(keeper->bytes() == 10 * kUnit);
+  CHECK(bring("", 3) == std::string(10 * kUnit, 'b'));
+  // Nor may an earlier one come back.
+  const schema::CheckpointKeeper::Next next{kSession, 2, 0, 0, "", ""};
+  kj::evalNow([&] { return keeper->bring(opener(), next); })
+      .then([] {}, [this](kj::Exception&& error) { refused = toFailure(error).text; })
+      .wait(io.waitScope);
+  CHECK(contains(refused, "later epoch"));
 }

@@ -50,6 +50,8 @@ struct Recorder final : PoolEvents {
   void settle(const std::string& server, const Id& id, uint64_t order) override {
     settles.push_back({id, order, 0, server});
   }
+  void keep(const ServerLife& standby, const Lease& lease) override { keeps.emplace_back(standby, lease); }
+  void dropKept(const ServerLife& standby, const Id& id) override { drops.emplace_back(standby, id); }
   void suspended(const Id& id, const SuspendResult& result) override { results[id] = result; }
   void notSuspended(const Id& id, const Failure& failure) override { suspendFailures[id] = failure.text; }
   void resumed(const Id& id) override { running.insert(id); }
@@ -91,6 +93,8 @@ struct Recorder final : PoolEvents {
   std::map<Id, std::string> suspendFailures, resumeFailures, moveFailures, writeFailures;
   std::set<Id> running;
   std::vector<Lease> grants;
+  std::vector<std::pair<ServerLife, Lease>> keeps;
+  std::vector<std::pair<ServerLife, Id>> drops;
   std::vector<Revoke> revokes;
   std::map<Id, Lease> leases, adoptions;  // these: by adopter
   std::map<Id, Failure> failures;

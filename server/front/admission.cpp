@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/transport_names.h"
 #include "schema/convert.h"
+#include "schema/server_name.h"
 
 namespace gpupool::server {
 namespace {
@@ -32,8 +33,22 @@ capnp::ReaderOptions handshakeLimits() {
 
 constexpr size_t kCommandBytes = 256;  // shown to people, kept for every session
 
+// It is about what is kept of a session, and goes to the standby of its lease.
+bool isHandWish(schema::SessionHello::Reader hello) {
+  const bool names = hello.hasHandsTo() && schema::read(hello.getHandsTo()) != Id{};
+  return (names || hello.getOver()) && !hello.getArrives() && !hello.hasBrings() && !hello.getKeeps() &&
+         !hello.getAsks();
+}
+
 bool isNoSession(schema::SessionHello::Reader hello) {
+  if (isHandWish(hello)) return true;
   return (hello.getAsks() || hello.getKeeps()) && !hello.getArrives() && !hello.hasBrings();
+}
+
+// A standby comes with its number, and a holder as if it were a new session.
+AwayKeeper keeperOf(const SessionFacts& facts) {
+  if (facts.epoch <= 1) return {};
+  return {facts.epoch, schema::isServerName(facts.command) ? facts.command : "?"};
 }
 
 // What a peer says that has proven nothing goes into a log.
@@ -62,6 +77,7 @@ struct Admission::Attempt {
   bool asks = false;          // it is no session
   bool keeps = false;         // likewise
   std::optional<FileFacts> brings;
+  std::optional<HandWish> hands;
   int workersLost = 0;
   bool hostile = false;   // counted against the peer
   bool unproven = false;  // in unproven_
@@ -195,6 +211,8 @@ std::string Admission::judge(schema::SessionHello::Reader hello) {
     return "unknown transport; this server has " + transportChoices(" and ");
   const Id id = schema::read(hello.getLease());
   Grant* grant = leases_.admissible(id);
+  if (isHandWish(hello) && (grant != nullptr || !settings_.keptKey(id).empty()))
+    return hello.getEpoch() < 2 ? "a session that is handed on has an epoch of 2 at least" : "";
   if (grant == nullptr) return "lease " + id.text() + " is not known on server " + settings_.server;
   const auto last = grant->sessionEpochs.find(schema::read(hello.getSession()));
   const uint64_t lastEpoch = last == grant->sessionEpochs.end() ? 0 : last->second;
@@ -270,20 +288,21 @@ kj::Promise<void> Admission::challenge(Attempt& attempt, schema::SessionHello::R
   attempt.arrives = hello.getArrives();
   attempt.asks = hello.getAsks() && !attempt.arrives;
   attempt.keeps = hello.getKeeps() && !attempt.arrives && !hello.hasBrings();
-  if (hello.hasBrings() && !attempt.arrives) {
-    const auto brings = hello.getBrings();
-    FileFacts& file = attempt.brings.emplace();
-    file.bytes = brings.getBytes();
-    file.lastFrame = brings.getLastFrame();
-    file.lastAside = brings.getLastAside();
-    if (file.bytes != 0) std::memcpy(file.digest.data(), brings.getDigest().begin(), file.digest.size());
+  if (hello.hasBrings() && !attempt.arrives) attempt.brings = fileFactsOf(hello.getBrings());
+  if (isHandWish(hello)) {
+    attempt.hands.emplace();
+    attempt.hands->over = hello.getOver();
+    if (hello.hasHandsTo()) attempt.hands->to = schema::read(hello.getHandsTo());
   }
   attempt.facts.transport = hello.getTransport().cStr();
   attempt.clientNonce.assign(reinterpret_cast<const char*>(hello.getClientNonce().begin()),
                              schema::kNonceBytes);
-  const Grant& grant = *leases_.admissible(attempt.facts.lease);
-  attempt.key = grant.key;
-  place(attempt, grant);
+  if (const Grant* grant = leases_.admissible(attempt.facts.lease)) {
+    attempt.key = grant->key;
+    place(attempt, *grant);
+  } else {
+    attempt.key = settings_.keptKey(attempt.facts.lease);
+  }
   randomBytes(attempt.serverNonce);
 
   capnp::MallocMessageBuilder message;
@@ -319,7 +338,12 @@ kj::Promise<void> Admission::begin(Attempt& attempt) {
     });
   if (attempt.keeps)
     return answer(attempt, "").then([this, &attempt] {
-      settings_.keeps(kj::mv(attempt.stream), attempt.facts.lease);
+      settings_.keeps(kj::mv(attempt.stream), attempt.facts.lease, keeperOf(attempt.facts));
+    });
+  if (attempt.hands)
+    return answer(attempt, "").then([this, &attempt] {
+      attempt.hands->facts = attempt.facts;
+      settings_.handed(kj::mv(attempt.stream), *attempt.hands);
     });
   if (attempt.brings)
     return answer(attempt, "").then([this, &attempt] {

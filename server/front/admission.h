@@ -32,6 +32,7 @@
 #include "server/front/checkpoint_desk.h"
 #include "server/front/leases.h"
 #include "server/front/sessions.h"
+#include "server/front/standby.h"
 #include "server/front/worker_pools.h"
 #include "server/front/worker_starts.h"
 
@@ -50,11 +51,19 @@ class Admission final : private kj::TaskSet::ErrorHandler {
     std::function<void(kj::Own<kj::AsyncIoStream> stream, const Id& lease)> asked =
         [](kj::Own<kj::AsyncIoStream>, const Id&) {};
     // Likewise, it keeps the checkpoints of the lease's sessions (SessionHello.keeps).
-    std::function<void(kj::Own<kj::AsyncIoStream> stream, const Id& lease)> keeps =
-        [](kj::Own<kj::AsyncIoStream>, const Id&) {};
+    std::function<void(kj::Own<kj::AsyncIoStream> stream, const Id& lease, AwayKeeper who)> keeps =
+        [](kj::Own<kj::AsyncIoStream>, const Id&, const AwayKeeper&) {};
     // Likewise, it brings one of them (SessionHello.brings), whose bytes follow.
     std::function<void(kj::Own<kj::AsyncIoStream> stream, const BroughtSession& brought)> brings =
         [](kj::Own<kj::AsyncIoStream>, const BroughtSession&) {};
+    // The key of a lease whose standby this server is; empty: it is not.
+    std::function<std::vector<std::byte>(const Id& lease)> keptKey = [](const Id&) {
+      return std::vector<std::byte>{};
+    };
+    // A holder that has proven such a key, or that of a lease on this server, asks for a session's checkpoint
+    // (SessionHello.handsTo and over).
+    std::function<void(kj::Own<kj::AsyncIoStream> stream, const HandWish& wish)> handed =
+        [](kj::Own<kj::AsyncIoStream>, const HandWish&) {};
     // Keeper::failingOver.
     std::function<std::optional<std::string>(const SessionFacts& client)> failingOver =
         [](const SessionFacts&) { return std::nullopt; };

@@ -56,9 +56,15 @@ std::shared_ptr<CheckpointDesk::File> writeFile(const KeptPages& pages, std::sha
 
 }  // namespace
 
-void CheckpointDesk::keep(kj::Own<kj::AsyncIoStream> stream, const Id& lease) {
+void CheckpointDesk::keep(kj::Own<kj::AsyncIoStream> stream, const Id& lease, AwayKeeper who) {
+  if (const auto at = holders_.find(lease); at != holders_.end()) {
+    const bool older = who.number < at->second->who.number;
+    if (older && !hasEnded(*at->second)) return;
+    at->second->offers.cancel("another one keeps its checkpoints now");
+  }
   auto holder = kj::refcounted<Holder>();
   holder->stream = kj::mv(stream);
+  holder->who = std::move(who);
   holder->connection = ++connections_;
   holders_.erase(lease);
   holders_.emplace(lease, kj::mv(holder));
@@ -83,8 +89,8 @@ bool CheckpointDesk::hasEnded(const Holder& holder) {
 kj::Promise<uint64_t> CheckpointDesk::offer(const SessionFacts& facts,
                                             std::shared_ptr<const KeptPages> pages) {
   const auto at = holders_.find(facts.lease);
-  if (at == holders_.end()) return deskFailure("its holder does not keep checkpoints (it is not connected)");
-  if (at->second->busy) return deskFailure("its holder takes another one");
+  if (at == holders_.end()) return deskFailure("nobody keeps its checkpoints (not connected)");
+  if (at->second->busy) return deskFailure(at->second->who.text() + " takes another one");
   if (const std::string why = budget_->take(pages->facts.bytes); !why.empty()) return deskFailure(why);
   auto holder = kj::addRef(*at->second);
   holder->busy = true;
@@ -94,18 +100,22 @@ kj::Promise<uint64_t> CheckpointDesk::offer(const SessionFacts& facts,
               }).then([this, facts, holder = kj::addRef(*holder)](std::shared_ptr<File>&& file) mutable {
     return send(kj::mv(holder), facts, std::move(file));
   });
-  return sent.then(
-      [holder = kj::addRef(*holder)](Sent&& sent) mutable {
-        holder->busy = false;
-        if (!sent.refusal.empty()) kj::throwFatalException(deskFailure("its holder: " + sent.refusal));
-        return sent.bytes;
-      },
-      [this, holder = kj::addRef(*holder), lease = facts.lease](kj::Exception&& error) mutable -> uint64_t {
-        // In the middle of a message there is no way on: it may connect anew.
-        if (const auto at = holders_.find(lease); at != holders_.end() && at->second.get() == holder.get())
-          holders_.erase(at);
-        kj::throwFatalException(kj::mv(error));
-      });
+  return holder->offers.wrap(kj::mv(sent))
+      .then(
+          [holder = kj::addRef(*holder)](Sent&& sent) mutable {
+            holder->busy = false;
+            if (!sent.refusal.empty())
+              kj::throwFatalException(deskFailure(holder->who.text() + ": " + sent.refusal));
+            return sent.bytes;
+          },
+          [this, holder = kj::addRef(*holder),
+           lease = facts.lease](kj::Exception&& error) mutable -> uint64_t {
+            // In the middle of a message there is no way on: it may connect anew.
+            if (const auto at = holders_.find(lease);
+                at != holders_.end() && at->second.get() == holder.get())
+              holders_.erase(at);
+            kj::throwFatalException(kj::mv(error));
+          });
 }
 
 kj::Promise<CheckpointDesk::Sent> CheckpointDesk::send(kj::Own<Holder> holder, const SessionFacts& facts,
@@ -184,7 +194,8 @@ kj::Promise<std::string> CheckpointDesk::hear(Holder& holder) {
   return timer_.timeoutAfter(settings_.answer, capnp::readMessage(*holder.stream, kAnswers))
       .then([&holder](kj::Own<capnp::MessageReader> message) -> kj::Promise<std::string> {
         const auto answer = message->getRoot<schema::CheckpointAnswer>();
-        if (answer.getNumber() != holder.number) return deskFailure("its holder answers something else");
+        if (answer.getNumber() != holder.number)
+          return deskFailure(holder.who.text() + " answers something else");
         return schema::text(answer.getError()).substr(0, 200);
       });
 }

@@ -11,6 +11,7 @@
 
 #include <kj/async-io.h>
 
+#include <cstring>
 #include <map>
 #include <memory>
 #include <string>
@@ -29,6 +30,24 @@ struct BroughtSession {
   FileFacts file;      // bytes 0: there is none, and it begins anew
 };
 
+// Who keeps a lease's checkpoints: its holder or, with a number (Lease.standbyEpoch), its standby.
+struct AwayKeeper {
+  uint64_t number = 0;
+  std::string name = {};  // the standby's
+  std::string text() const { return name.empty() ? "its holder" : "its standby " + name; }
+};
+
+// What the message says of the file whose bytes follow it.
+inline FileFacts fileFactsOf(schema::SessionCheckpoint::Reader head) {
+  FileFacts file;
+  file.bytes = head.getBytes();
+  file.lastFrame = head.getLastFrame();
+  file.lastAside = head.getLastAside();
+  if (file.bytes != 0 && head.getDigest().size() == file.digest.size())
+    std::memcpy(file.digest.data(), head.getDigest().begin(), file.digest.size());
+  return file;
+}
+
 class CheckpointDesk {
  public:
   struct Settings {
@@ -39,8 +58,9 @@ class CheckpointDesk {
       : timer_(timer), budget_(std::move(budget)), settings_(settings) {}
   KJ_DISALLOW_COPY(CheckpointDesk);
 
-  // The lease's holder, which has proven its key, keeps checkpoints from here on, in place of one before.
-  void keep(kj::Own<kj::AsyncIoStream> stream, const Id& lease);
+  // The lease's holder, or its standby, which has proven its key, keeps checkpoints from here on, in place of
+  // one before; but one with a lower number is turned away while that is there.
+  void keep(kj::Own<kj::AsyncIoStream> stream, const Id& lease, AwayKeeper who = {});
   // It is there, as far as is known.
   bool has(const Id& lease) const { return holders_.contains(lease); }
   // Its connection: another one after each time that it was gone, and what it has kept over an earlier one it
@@ -48,6 +68,10 @@ class CheckpointDesk {
   uint64_t connection(const Id& lease) const {
     const auto at = holders_.find(lease);
     return at == holders_.end() ? 0 : at->second->connection;
+  }
+  AwayKeeper who(const Id& lease) const {
+    const auto at = holders_.find(lease);
+    return at == holders_.end() ? AwayKeeper{} : at->second->who;
   }
   // It takes one now.
   bool ready(const Id& lease) const {
@@ -80,10 +104,12 @@ class CheckpointDesk {
   };
   struct Holder : kj::Refcounted {
     kj::Own<kj::AsyncIoStream> stream;
+    AwayKeeper who;
     uint64_t connection = 0;
     uint64_t number = 0;  // of the last one
     bool busy = false;
     std::map<Id, Taken> taken;  // by session, the last one
+    kj::Canceler offers;        // ended when another one is there instead
   };
   struct Span {  // of the file
     uint64_t offset = 0, bytes = 0;

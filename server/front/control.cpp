@@ -148,6 +148,18 @@ kj::Promise<void> Control::checkpoint(CheckpointContext context) {
   });
 }
 
+kj::Promise<void> Control::keep(KeepContext context) {
+  if (!hooks_.keep) return KJ_EXCEPTION(FAILED, "this server is no standby");
+  const auto refusal = hooks_.keep(context.getParams().getLease());
+  if (!refusal) return kj::READY_NOW;
+  return kj::Exception(kj::Exception::Type::FAILED, __FILE__, __LINE__, kj::str(*refusal));
+}
+
+kj::Promise<void> Control::dropKept(DropKeptContext context) {
+  if (hooks_.dropKept) hooks_.dropKept(schema::read(context.getParams().getId()));
+  return kj::READY_NOW;
+}
+
 void Control::taskFailed(kj::Exception&& exception) {
   GPUPOOL_ERROR("control: %s", exception.getDescription().cStr());
 }

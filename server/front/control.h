@@ -34,6 +34,9 @@ class Control final : public schema::ServerControl::Server, private kj::TaskSet:
     std::function<kj::Promise<Suspended>(const Id&, uint32_t drainMs, const std::string& name)> hold =
         nullptr;
     std::function<kj::Promise<void>(const Id&, const std::string& name, bool running)> restore = nullptr;
+    // Standby::keep and drop. Not set: refused.
+    std::function<std::optional<std::string>(schema::Lease::Reader)> keep = nullptr;
+    std::function<void(const Id&)> dropKept = nullptr;
     // Called when the manager has had an end made of it here, and nothing of it is left.
     std::function<void(const Id&)> gone = [](const Id&) {};
     // Resolves when no worker of an earlier life of this server is left that served the lease.
@@ -56,6 +59,8 @@ class Control final : public schema::ServerControl::Server, private kj::TaskSet:
   kj::Promise<void> addTarget(AddTargetContext context) override;
   kj::Promise<void> settle(SettleContext context) override;
   kj::Promise<void> checkpoint(CheckpointContext context) override;
+  kj::Promise<void> keep(KeepContext context) override;
+  kj::Promise<void> dropKept(DropKeptContext context) override;
 
  private:
   kj::Promise<void> endLease(const Id& id, const std::string& reason);

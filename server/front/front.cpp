@@ -268,8 +268,12 @@ void Front::startAdmission() {
     idle_->asked(lease);
   };
   admission.failingOver = [this](const SessionFacts& client) { return keeper_->failingOver(client); };
-  admission.keeps = [this](kj::Own<kj::AsyncIoStream> stream, const Id& lease) {
-    keeper_->desk().keep(kj::mv(stream), lease);
+  admission.keeps = [this](kj::Own<kj::AsyncIoStream> stream, const Id& lease, AwayKeeper who) {
+    keeper_->desk().keep(kj::mv(stream), lease, std::move(who));
+  };
+  admission.keptKey = [this](const Id& lease) { return standby_->key(lease); };
+  admission.handed = [this](kj::Own<kj::AsyncIoStream> stream, const HandWish& wish) {
+    standby_->ask(kj::mv(stream), wish);
   };
   admission.brings = [this](kj::Own<kj::AsyncIoStream> stream, const BroughtSession& brought) {
     keeper_->bring(kj::mv(stream), brought);
@@ -317,8 +321,17 @@ void Front::startKeeper() {
   settings.disturb = settings.diesToo || disturb_.kind == Disturb::Kind::kill;
   if (disturb_.kind == Disturb::Kind::begin) settings.mostBytes = 0;
   if (settings.disturb) settings.drainMs = 2000;  // a busy machine's test is to have its checkpoints
+  settings.shipped = [this](const Id& lease, const Id& session) { standby_->superseded(lease, session); };
   keeper_ =
       kj::heap<Keeper>(timer_, *leases_, *sessions_, *suspension_, *pool_, admission_->starts(), settings);
+  Standby::Settings standby;
+  standby.server = options_.name;
+  standby.incarnation = incarnation_;
+  standby.inPool = [this] { return membership_.get() == nullptr || membership_->joined(); };
+  standby.bring = [this](kj::Own<kj::AsyncIoStream> stream, const BroughtSession& brought) {
+    keeper_->bring(kj::mv(stream), brought);
+  };
+  standby_ = kj::heap<Standby>(*io_.provider, *leases_, keeper_->budget(), std::move(standby));
 }
 
 void Front::startTurns() {

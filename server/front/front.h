@@ -25,6 +25,7 @@
 #include "server/front/options.h"
 #include "server/front/readoption.h"
 #include "server/front/server_state.h"
+#include "server/front/standby.h"
 #include "server/front/suspension.h"
 #include "server/front/turn_taker.h"
 #include "server/health/watch.h"
@@ -147,6 +148,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   kj::Own<Migration> migration_;
   kj::Own<Checkpoints> checkpoints_;
   kj::Own<Keeper> keeper_;
+  kj::Own<Standby> standby_;
   kj::Own<LocalListener> local_;
   kj::Own<kj::ConnectionReceiver> network_;
   kj::Own<Membership> membership_;

@@ -52,6 +52,7 @@ Membership::Facts Front::facts() {
   facts.counts = [this](schema::Manager::BeatParams::Builder beat) {
     tally_->report(keeper_->ages(), [&](unsigned count) { return beat.initCounts(count); });
   };
+  facts.kept = [this](schema::Manager::BeatParams::Builder beat) { standby_->report(beat); };
   facts.problems = [this] {
     lookAtHealth();
     return problems();
@@ -107,6 +108,8 @@ Control::Hooks Front::hooks() {
   hooks.restore = [this](const Id& lease, const std::string& name, bool running) {
     return checkpoints_->restore(lease, name, running);
   };
+  hooks.keep = [this](schema::Lease::Reader lease) { return standby_->keep(lease); };
+  hooks.dropKept = [this](const Id& lease) { standby_->drop(lease); };
   hooks.gone = [this](const Id& lease) { checkpoints_->notes().erase(lease); };
   hooks.earlierGone = [this](const Id& lease) { return claims_->gone(lease); };
   return hooks;
@@ -130,6 +133,7 @@ void Front::describe(schema::Manager::JoinParams::Builder join) {
   info.setRowsHash(inventory_.rowsHash);
   info.setPid(static_cast<uint32_t>(getpid()));
   info.setOvercommitPercent(options_.overcommitPercent);
+  info.setKeepBytes(options_.protectMemory.value);
   schema::write(walls_.standing, info.initWalls(static_cast<unsigned>(walls_.standing.size())));
   schema::write(walls_.missing, info.initMissingWalls(static_cast<unsigned>(walls_.missing.size())));
   schema::write(claims_->leftOut(), info.initLeftOut(static_cast<unsigned>(claims_->leftOut().size())));

@@ -175,7 +175,8 @@ void Keeper::lookToOffer(const Name& name, uint64_t number) {
   if (stopped_ || kept.offering || kept.writing || kept.pages == nullptr || facts == nullptr) return;
   if (kept.shipped == kept.pages->id || timer_.now() < kept.offerNext) return;
   if (!desk_.ready(name.first)) {
-    if (!desk_.has(name.first)) kept.notShipped = "its holder does not keep it (it is not connected)";
+    if (!desk_.has(name.first))
+      kept.notShipped = keeperOf(name.first) + " does not keep it (it is not connected)";
     return;
   }
   kept.offering = true;
@@ -197,7 +198,8 @@ void Keeper::offered(const Name& name, const KeptPages& pages, kj::TimePoint mad
   kept.offering = false;
   kept.notShipped = why;
   if (!why.empty()) {
-    GPUPOOL_INFO("%s: its holder does not have its checkpoint: %s", kept.who.c_str(), why.c_str());
+    GPUPOOL_INFO("%s: %s does not have its checkpoint: %s", kept.who.c_str(), keeperOf(name.first).c_str(),
+                 why.c_str());
     kept.offerNext = timer_.now() + settings_.offerAgain;
     return;
   }
@@ -205,10 +207,11 @@ void Keeper::offered(const Name& name, const KeptPages& pages, kj::TimePoint mad
   kept.shippedOver = connection;
   kept.shippedAt = made;
   kept.beginning = false;
-  GPUPOOL_INFO(
-      "session %s: its holder has its checkpoint of frame %llu: %llu bytes, of which %llu had to travel",
-      name.second.text().c_str(), static_cast<unsigned long long>(pages.facts.lastFrame),
-      static_cast<unsigned long long>(pages.facts.bytes), static_cast<unsigned long long>(bytes));
+  settings_.shipped(name.first, name.second);
+  GPUPOOL_INFO("session %s: %s has its checkpoint of frame %llu: %llu bytes, of which %llu had to travel",
+               name.second.text().c_str(), keeperOf(name.first).c_str(),
+               static_cast<unsigned long long>(pages.facts.lastFrame),
+               static_cast<unsigned long long>(pages.facts.bytes), static_cast<unsigned long long>(bytes));
   // From here on its client does not keep the calls before it. It may have another worker by now.
   for (const uint64_t number : sessions_.numbers(name.first))
     if (const SessionFacts* facts = sessions_.facts(number);

@@ -19,12 +19,13 @@
 // is suspended there is no memory for that: where the holder keeps the checkpoints, it brings the last one
 // when the lease is resumed.
 //
-// Where the lease's holder keeps the checkpoints (Grant::holderKeeps), each one is sent there, too
-// (CheckpointDesk), and the client is told that it is kept when the holder has said so: it may go on when
-// this whole server is gone. When it is, the holder brings it to another one (`bring`), which rebuilds it in
-// the same way. The second one follows the very first one soon: what programs do as they begin is much, and
-// often cannot be made again. Until there is a first one, the client has all its calls, and the session is
-// made again from its beginning: its next worker is as a new session's one.
+// Where the lease's holder keeps the checkpoints (Grant::holderKeeps), or another server does as its standby
+// (Grant::standbyKeeps), each one is sent there, too (CheckpointDesk), and the client is told that it is kept
+// when whoever keeps it has said so: it may go on when this whole server is gone. When it is, that one brings
+// it to another one (`bring`), which rebuilds it in the same way. The second one follows the very first one
+// soon: what programs do as they begin is much, and often cannot be made again. Until there is a first one,
+// the client has all its calls, and the session is made again from its beginning: its next worker is as a new
+// session's one.
 //
 // What keeps a session from being protected is told to people (`say`). Takes its turn with the other orders
 // for a lease (Suspension::lanes). Belongs to the event loop's thread.
@@ -32,6 +33,7 @@
 #include <kj/async-io.h>
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -62,6 +64,8 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
     kj::Duration workerBound = 20 * kj::SECONDS;  // until there is one to restore a session in
     kj::Duration clients = 10 * kj::MINUTES;      // until the client of a restored session is there
     CheckpointDesk::Settings desk;
+    // A later checkpoint of the session is away from this server now.
+    std::function<void(const Id& lease, const Id& session)> shipped = [](const Id&, const Id&) {};
     bool disturb = false;  // tests: workers ask for checkpoints (GPUPOOL_DISTURB)
     bool diesToo = false;  // tests: when a worker of a session has died, so does this process
   };
@@ -81,6 +85,7 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
   // By lease, of those that have checkpoints: how old the oldest is that a session would go on from.
   std::map<Id, kj::Duration> ages() const;
   CheckpointDesk& desk() { return desk_; }
+  const std::shared_ptr<KeepBudget>& budget() const { return budget_; }
   // Its bytes follow on the stream. What there is of the session here ends.
   void bring(kj::Own<kj::AsyncIoStream> stream, const BroughtSession& brought);
   // Can it go on at another server: from a checkpoint that its lease's holder has, or from its beginning?
@@ -142,7 +147,9 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
   void write(const Name& name, uint64_t number);
   kj::Promise<void> writeNow(Name name, uint64_t number);
   void written(const Name& name, uint64_t number, const Writing& writing, uint64_t seen);
-  std::string describe(const Kept& kept, bool holderKeeps, bool holderAway) const;
+  std::string describe(const Kept& kept, bool holderKeeps, const std::string& awayKeeper) const;
+  // Who keeps the lease's checkpoints, or is to; for people.
+  std::string keeperOf(const Id& lease) const;
   std::string describeBeginning(const Kept& kept, const std::string& why) const;
   static std::optional<kj::TimePoint> madeAt(const Kept& kept, bool holderKeeps);
   static std::string restoredTimes(const Kept& kept);

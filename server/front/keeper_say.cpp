@@ -21,16 +21,24 @@ std::string callsTake(const ClientLog& log) {
 
 }  // namespace
 
-std::string Keeper::describe(const Kept& kept, bool holderKeeps, bool holderAway) const {
-  if (holderAway)
-    return "not protected: " + kept.who +
-           ": its holder, which keeps its checkpoints, is gone; the death of its worker alone it survives" +
+// Of whoever has the connection; while nobody has, of who is to have it.
+std::string Keeper::keeperOf(const Id& lease) const {
+  if (desk_.has(lease)) return desk_.who(lease).text();
+  const auto at = leases_.all().find(lease);
+  return at != leases_.all().end() && at->second.standbyKeeps ? "its standby" : "its holder";
+}
+
+// awayKeeper: who keeps its checkpoints, and is not there; empty: he is, or nobody does.
+std::string Keeper::describe(const Kept& kept, bool holderKeeps, const std::string& awayKeeper) const {
+  if (!awayKeeper.empty())
+    return "not protected: " + kept.who + ": " + awayKeeper +
+           ", which keeps its checkpoints, is gone; the death of its worker alone it survives" +
            restoredTimes(kept);
   const kj::TimePoint now = timer_.now();
   const bool replays = kept.log.obstacle.empty();
   if (holderKeeps && kept.shipped == Id{})
     return describeBeginning(
-        kept, kept.notShipped.empty() ? "its holder has no checkpoint of it yet" : kept.notShipped);
+        kept, kept.notShipped.empty() ? "it is not kept away from its server yet" : kept.notShipped);
   const bool behind = holderKeeps && kept.shipped != kept.pages->id;
   const kj::TimePoint at = *madeAt(kept, holderKeeps);
   std::string text = replays ? "protected for " + age(now - kept.since) : "protected only while idle";
@@ -39,7 +47,8 @@ std::string Keeper::describe(const Kept& kept, bool holderKeeps, bool holderAway
   if (!replays) text += "; since then: " + kept.log.obstacle;
   if (replays) text += callsTake(kept.log);
   if (!kept.why.empty()) text += "; no later one: " + kept.why;
-  if (behind && !kept.notShipped.empty()) text += "; its holder has no later one: " + kept.notShipped;
+  if (behind && !kept.notShipped.empty())
+    text += "; no later one is away from its server: " + kept.notShipped;
   return text + restoredTimes(kept);
 }
 
@@ -87,7 +96,8 @@ std::map<Id, std::vector<std::string>> Keeper::say() const {
     else if (kept.pages == nullptr)
       text += describeBeginning(kept, kept.why.empty() ? "it has no checkpoint yet" : kept.why);
     else
-      text += describe(kept, holderKeeps, holderKeeps && !desk_.has(name.first));
+      text += describe(kept, holderKeeps,
+                       holderKeeps && !desk_.has(name.first) ? keeperOf(name.first) : std::string());
     all[name.first].push_back(std::move(text));
   }
   for (const auto& [id, grant] : leases_.all())

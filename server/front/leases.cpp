@@ -33,6 +33,7 @@ std::optional<std::string> LeaseTable::grant(schema::Lease::Reader lease) {
   grant.sharePercent = std::min<uint32_t>(lease.getTerms().getSharePercent(), 100);
   grant.protectMs = lease.getTerms().getProtectMs();
   grant.holderKeeps = grant.protectMs != 0 && lease.getTerms().getHolderKeeps();
+  grant.standbyKeeps = grant.holderKeeps && lease.getTerms().getStandbyKeeps();
   grant.idleMs = lease.getTerms().getIdleMs();
   grant.priority = std::min(lease.getTerms().getPriority(), schema::Priority::HIGH);
   const auto key = lease.getSessionKey();

@@ -71,9 +71,10 @@ struct Grant : Placement {
   std::string holder, tenant;
   uint32_t sharePercent = 0;  // TurnTerms; 0: none is named
   schema::Priority priority = schema::Priority::NORMAL;
-  uint32_t protectMs = 0;    // TurnTerms; 0: its sessions are not protected
-  bool holderKeeps = false;  // TurnTerms; with protectMs
-  uint32_t idleMs = 0;       // TurnTerms; 0: nobody asks whether it is used
+  uint32_t protectMs = 0;     // TurnTerms; 0: its sessions are not protected
+  bool holderKeeps = false;   // TurnTerms; with protectMs
+  bool standbyKeeps = false;  // TurnTerms; with holderKeeps
+  uint32_t idleMs = 0;        // TurnTerms; 0: nobody asks whether it is used
   bool closing = false;
   bool paused = false;
   bool aside = false;      // paused, so that others have their turn, and not by order

@@ -150,6 +150,7 @@ kj::Promise<bool> Membership::beat(Link& link) {
   facts_.turns(request);
   facts_.uses(request);
   facts_.counts(request);
+  facts_.kept(request);
   const auto hindrances = facts_.hindrances(), protection = facts_.protection();
   const auto lent = facts_.lent();
   std::set<Id> said;

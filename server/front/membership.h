@@ -62,6 +62,9 @@ class Membership final : private kj::TaskSet::ErrorHandler {
     // What the programs of leases have done.
     std::function<void(schema::Manager::BeatParams::Builder)> counts =
         [](schema::Manager::BeatParams::Builder) {};
+    // Of which leases this server keeps the checkpoints.
+    std::function<void(schema::Manager::BeatParams::Builder)> kept =
+        [](schema::Manager::BeatParams::Builder) {};
     std::function<std::vector<std::string>()> problems;  // of each device
     std::function<uint32_t()> warmWorkers;
     // One of each device, or none.

@@ -212,3 +212,53 @@ TEST_CASE("a lease has one holder, the last one, and none when it is gone") {
   bench.desk.keepOnly(LeaseTable(twoDevices()));
   CHECK(!bench.desk.has(lease));
 }
+
+TEST_CASE_METHOD(Offers, "a standby that was replaced is turned away while the next one is there") {
+  const auto come = [this](uint64_t number, const std::string& name) {
+    auto [mine, servers] = connection(*io.lowLevelProvider);
+    desk.keep(kj::mv(servers), lease, {number, name});
+    return kj::mv(mine);
+  };
+  const auto isClosed = [this](kj::AsyncIoStream& stream) {
+    char byte = 0;
+    return stream.tryRead(&byte, 1, 1)
+        .then([](size_t got) { return got == 0; })
+        .exclusiveJoin(io.provider->getTimer().afterDelay(50 * kj::MILLISECONDS).then([] { return false; }))
+        .wait(io.waitScope);
+  };
+  auto next = come(7, "next");  // in place of the lease's holder
+  CHECK(isClosed(*holder));
+  CHECK(desk.who(lease).text() == "its standby next");
+  auto before = come(5, "before");
+  CHECK(isClosed(*before));
+  auto another = come(0, "");  // its holder, which has not heard yet that there is one
+  CHECK(isClosed(*another));
+  CHECK(desk.who(lease).text() == "its standby next");
+  SECTION("it says no") {
+    holder = kj::mv(next);
+    CHECK(contains(offer("abc", "no room"), "its standby next: no room"));
+  }
+  SECTION("it has gone") {
+    next = nullptr;
+    holder = come(0, "");
+    CHECK(desk.who(lease).text() == "its holder");
+    CHECK(offer("abc") == "");
+  }
+  SECTION("a later one comes while it is sent a checkpoint, which it does not take") {
+    SessionFacts facts;
+    facts.lease = lease;
+    facts.session = {2, 2};
+    facts.epoch = 1;
+    std::string why;
+    auto offered =
+        desk.offer(facts, pages.make("abc"))
+            .then([](uint64_t) {}, [&](kj::Exception&& error) { why = error.getDescription().cStr(); });
+    CHECK_FALSE(desk.ready(lease));
+    auto later = come(9, "later");
+    offered.wait(io.waitScope);
+    CHECK(contains(why, "another one keeps"));
+    CHECK(desk.ready(lease));
+    holder = kj::mv(later);
+    CHECK(offer("abc") == "");
+  }
+}

@@ -20,6 +20,7 @@ TEST_CASE("a manager, server or holder of another build of this version finds wh
   lines.add(capnp::Schema::from<schema::SessionProof>());
   lines.add(capnp::Schema::from<schema::SessionAnswer>());
   lines.add(capnp::Schema::from<schema::CheckpointAnswer>());
+  lines.add(capnp::Schema::from<schema::HandAnswer>());
   lines.add(capnp::Schema::from<schema::FiguresQuery>());
   lines.add(capnp::Schema::from<schema::FiguresReport>());
   lines.add(capnp::Schema::from<schema::StoredServer>());

@@ -58,6 +58,10 @@ ROWS = {
         "off": "a lease of which others have memory is not confirmed to have ended",
         "changes": [("server/front/control.cpp", "        return sessions_.givenBack(id);\n", "        return kj::Promise<void>(kj::READY_NOW);\n")],
         "artefact": "bin/lending_test", "cases": "'a revoked lease keeps*'", "red": "a revoked lease keeps its devices"},
+    "fence-keeper": {
+        "off": "a keeper takes nothing of a session's life before the one as which it was brought",
+        "changes": [("schema/checkpoint_keeper.cpp", "coming.kept.epoch < fence->second", "false")],
+        "artefact": "bin/holder_test", "cases": "'what a session has left*'", "red": "left behind is not kept"},
     # ---- moves (docs/sessions.md)
     "epoch": {
         "off": "a worker takes frames of its session's epoch alone",

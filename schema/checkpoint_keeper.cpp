@@ -1,4 +1,4 @@
-#include "pool-manager/cli/checkpoint_keeper.h"
+#include "schema/checkpoint_keeper.h"
 
 #include <capnp/message.h>
 #include <capnp/serialize-async.h>
@@ -6,37 +6,45 @@
 #include <utility>
 
 #include "base/log.h"
-#include "base/options.h"
 #include "schema/convert.h"
+#include "schema/fault.h"
 #include "schema/file_pieces.h"
+#include "schema/holder.h"
 
-namespace gpupool::cli {
+namespace gpupool::schema {
 namespace {
 
 using holder::Status;
 
+constexpr char kPast[] = "the session has gone on at another server since";
 constexpr size_t kDigestBytes = 32;
 constexpr uint32_t kMostBlock = uint32_t{4} << 20;
 constexpr capnp::ReaderOptions kHeads{.traversalLimitInWords = uint64_t{1} << 22, .nestingLimit = 4};
 constexpr capnp::ReaderOptions kAnswers{.traversalLimitInWords = 1024, .nestingLimit = 4};
 
 [[noreturn]] void leave(Status status, const std::string& text) {
-  kj::throwFatalException(toException({status, text}));
+  kj::throwFatalException(faultException(FaultKind::open, text, static_cast<uint32_t>(status)));
 }
 [[noreturn]] void leaveMalformed() { leave(Status::internal, "the server sent a malformed checkpoint"); }
 
 }  // namespace
 
+bool isRefusal(const kj::Exception& error) {
+  const Fault fault = faultOf(error);
+  return fault.kind == FaultKind::open && !fault.remote && static_cast<Status>(fault.code) == Status::refused;
+}
+
 std::shared_ptr<const BlockFile::Block> CheckpointKeeper::reserve(uint64_t bytes, std::string& why) {
   if (file_ == nullptr) {
-    BlockFile::Room room{[used = used_, most = settings_.mostBytes](uint64_t more) -> std::string {
-                           if (more > most || *used > most - more)
-                             return "no room for it: " + options::formatSize(*used) + " of --protect-size " +
-                                    options::formatSize(most) + " are used";
-                           *used += more;
-                           return "";
+    BlockFile::Room room{[used = used_, take = settings_.room.take](uint64_t more) {
+                           std::string why = take(more);
+                           if (why.empty()) *used += more;
+                           return why;
                          },
-                         [used = used_](uint64_t less) { *used -= less; }};
+                         [used = used_, give = settings_.room.give](uint64_t less) {
+                           *used -= less;
+                           give(less);
+                         }};
     file_ = settings_.folder.empty() ? BlockFile::inMemory("gpupool-checkpoint", std::move(room), why)
                                      : BlockFile::inFolder(settings_.folder, std::move(room), why);
   }
@@ -53,15 +61,19 @@ std::string CheckpointKeeper::why(const Id& session) const {
   return at == kept_.end() ? "" : at->second.why;
 }
 
-kj::Promise<kj::Own<kj::AsyncIoStream>> CheckpointKeeper::open(
-    const pool::Lease& lease, const std::function<void(schema::SessionOpening&)>& fill) {
-  return io_.getTimer().timeoutAfter(settings_.openBound, openWithout(io_, lease, settings_.transport, fill));
+bool CheckpointKeeper::has(const Id& session) const {
+  const auto at = kept_.find(session);
+  return at != kept_.end() && at->second.bytes != 0;
+}
+
+bool CheckpointKeeper::empty() const {
+  return std::none_of(kept_.begin(), kept_.end(), [](const auto& one) { return one.second.bytes != 0; });
 }
 
 // ---- from the server
 
-kj::Promise<void> CheckpointKeeper::take(const pool::Lease& lease) {
-  return open(lease, [](schema::SessionOpening& opening) { opening.keeps = true; })
+kj::Promise<void> CheckpointKeeper::take(const Open& open) {
+  return timer_.timeoutAfter(settings_.openBound, open([](SessionOpening& opening) { opening.keeps = true; }))
       .then([this](kj::Own<kj::AsyncIoStream>&& stream) {
         for (auto& [session, kept] : kept_) kept.number = 0;
         auto taken = takeNext(*stream);
@@ -72,9 +84,9 @@ kj::Promise<void> CheckpointKeeper::take(const pool::Lease& lease) {
 kj::Promise<void> CheckpointKeeper::takeNext(kj::AsyncIoStream& stream) {
   return capnp::readMessage(stream, kHeads)
       .then([this, &stream](kj::Own<capnp::MessageReader> message) -> kj::Promise<void> {
-        const auto head = message->getRoot<schema::SessionCheckpoint>();
+        const auto head = message->getRoot<SessionCheckpoint>();
         auto coming = std::make_shared<Coming>();
-        coming->session = schema::read(head.getSession());
+        coming->session = read(head.getSession());
         coming->kept.bytes = head.getBytes();
         coming->kept.number = head.getNumber();
         coming->kept.epoch = head.getEpoch();
@@ -88,10 +100,16 @@ kj::Promise<void> CheckpointKeeper::takeNext(kj::AsyncIoStream& stream) {
       });
 }
 
-void CheckpointKeeper::place(schema::SessionCheckpoint::Reader head, Coming& coming) {
+bool CheckpointKeeper::isPast(const Coming& coming) const {
+  const auto fence = fence_.find(coming.session);
+  return fence != fence_.end() && coming.kept.epoch < fence->second;
+}
+
+void CheckpointKeeper::place(SessionCheckpoint::Reader head, Coming& coming) {
   const auto at = kept_.find(coming.session);
   const bool ended = over_.contains(coming.session);  // and what was kept of it has gone
   if (ended) coming.why = "its program has ended";
+  if (isPast(coming)) coming.why = kPast;
   const Blocks* base = nullptr;
   if (head.getBase() != 0 && !ended) {
     if (at == kept_.end() || at->second.number != head.getBase()) leaveMalformed();
@@ -128,8 +146,8 @@ kj::Promise<void> CheckpointKeeper::receive(kj::AsyncIoStream& stream, std::shar
   if (passed ? coming->bytes == 0 : at == coming->next.size()) return keep(stream, std::move(coming));
   const BlockFile::Block* block = passed ? nullptr : coming->blocks[coming->next[at]].get();
   const uint64_t bytes = passed ? coming->bytes : block->bytes();
-  auto received = schema::receivePieces(io_.getTimer(), stream, passed ? -1 : block->file(),
-                                        passed ? 0 : block->offset(), bytes, settings_.pieceBound);
+  auto received = receivePieces(timer_, stream, passed ? -1 : block->file(), passed ? 0 : block->offset(),
+                                bytes, settings_.pieceBound);
   return received.then([this, &stream, coming = std::move(coming), bytes, at](std::string&& failure) mutable {
     coming->bytes -= bytes;
     if (!failure.empty()) coming->why = "it cannot be written: " + failure;
@@ -139,9 +157,10 @@ kj::Promise<void> CheckpointKeeper::receive(kj::AsyncIoStream& stream, std::shar
 
 kj::Promise<void> CheckpointKeeper::keep(kj::AsyncIoStream& stream, std::shared_ptr<Coming> coming) {
   auto message = kj::heap<capnp::MallocMessageBuilder>();
-  auto answer = message->initRoot<schema::CheckpointAnswer>();
+  auto answer = message->initRoot<CheckpointAnswer>();
   answer.setNumber(coming->kept.number);
   if (over_.contains(coming->session)) coming->why = "its program has ended";  // meanwhile
+  if (isPast(*coming)) coming->why = kPast;                                    // likewise
   answer.setError(coming->why);
   if (coming->why.empty()) {
     coming->kept.blocks = std::make_shared<const Blocks>(std::move(coming->blocks));
@@ -150,43 +169,44 @@ kj::Promise<void> CheckpointKeeper::keep(kj::AsyncIoStream& stream, std::shared_
     GPUPOOL_INFO("a checkpoint is not kept: %s", coming->why.c_str());
   }
   auto written = capnp::writeMessage(stream, *message);
-  return io_.getTimer()
-      .timeoutAfter(settings_.pieceBound, kj::mv(written))
+  return timer_.timeoutAfter(settings_.pieceBound, kj::mv(written))
       .attach(kj::mv(message))
       .then([this, &stream] { return takeNext(stream); });
 }
 
 // ---- to the next one
 
-kj::Promise<void> CheckpointKeeper::bring(const pool::Lease& lease, const SessionWish& wish) {
+kj::Promise<void> CheckpointKeeper::bring(const Open& open, const Next& wish) {
   if (over_.contains(wish.session)) leave(Status::refused, "its program has ended");
+  uint64_t& fence = fence_[wish.session];
+  if (wish.epoch < fence) leave(Status::refused, "the session has gone on as a later epoch since");
+  fence = wish.epoch;
   Kept& kept = kept_[wish.session];
   if (kept.blocks == nullptr) kept.blocks = std::make_shared<const Blocks>();
   const auto blocks = kept.blocks;
-  return open(lease,
-              [&](schema::SessionOpening& opening) {
-                opening.session = wish.session;
-                opening.epoch = wish.epoch;
-                opening.pid = wish.pid;
-                opening.command = wish.command;
-                if (wish.rowsHash != 0) opening.rowsHash = wish.rowsHash;
-                opening.brings = [kept, wish](schema::SessionCheckpoint::Builder to) {
-                  to.setNumber(1);
-                  schema::write(wish.session, to.initSession());
-                  to.setEpoch(kept.epoch);
-                  to.setClientPid(wish.pid);
-                  to.setCommand(wish.command);
-                  to.setTransport(wish.transport);
-                  to.setBytes(kept.bytes);
-                  to.setDigest(schema::data(kept.digest));
-                  to.setLastFrame(kept.lastFrame);
-                  to.setLastAside(kept.lastAside);
-                  to.setDriverVersion(kept.driverVersion);
-                };
-              })
+  auto opened = open([&](SessionOpening& opening) {
+    opening.session = wish.session;
+    opening.epoch = wish.epoch;
+    opening.pid = wish.pid;
+    opening.command = wish.command;
+    if (wish.rowsHash != 0) opening.rowsHash = wish.rowsHash;
+    opening.brings = [kept, wish](SessionCheckpoint::Builder to) {
+      to.setNumber(1);
+      write(wish.session, to.initSession());
+      to.setEpoch(kept.epoch);
+      to.setClientPid(wish.pid);
+      to.setCommand(wish.command);
+      to.setTransport(wish.transport);
+      to.setBytes(kept.bytes);
+      to.setDigest(data(kept.digest));
+      to.setLastFrame(kept.lastFrame);
+      to.setLastAside(kept.lastAside);
+      to.setDriverVersion(kept.driverVersion);
+    };
+  });
+  return timer_.timeoutAfter(settings_.openBound, kj::mv(opened))
       .catch_([this, blocks, session = wish.session](kj::Exception&& error) -> kj::Own<kj::AsyncIoStream> {
-        if (const OpenFailure failure = toFailure(error); failure.status == Status::refused)
-          noteTry(session, *blocks, failure.text);
+        if (isRefusal(error)) noteTry(session, *blocks, faultOf(error).text);
         kj::throwFatalException(kj::mv(error));
       })
       .then([this, blocks, session = wish.session](kj::Own<kj::AsyncIoStream>&& stream) {
@@ -194,11 +214,10 @@ kj::Promise<void> CheckpointKeeper::bring(const pool::Lease& lease, const Sessio
         noteTry(session, *blocks, "");
         return send(to, blocks, 0)
             .then([this, &to] {
-              return io_.getTimer().timeoutAfter(settings_.checkBound, capnp::readMessage(to, kAnswers));
+              return timer_.timeoutAfter(settings_.checkBound, capnp::readMessage(to, kAnswers));
             })
             .then([this, blocks, session](kj::Own<capnp::MessageReader> message) {
-              const std::string error =
-                  schema::text(message->getRoot<schema::CheckpointAnswer>().getError()).substr(0, 300);
+              const std::string error = text(message->getRoot<CheckpointAnswer>().getError()).substr(0, 300);
               if (const auto at = kept_.find(session); at != kept_.end() && at->second.blocks == blocks)
                 at->second.why = error;
               if (!error.empty()) leave(Status::refused, error);
@@ -223,10 +242,10 @@ kj::Promise<void> CheckpointKeeper::send(kj::AsyncIoStream& stream, std::shared_
   uint64_t bytes = first.bytes();
   for (++at; at != blocks->size() && (*blocks)[at]->offset() == first.offset() + bytes; ++at)
     bytes += (*blocks)[at]->bytes();
-  return schema::sendPieces(io_.getTimer(), stream, first.file(), first.offset(), bytes, settings_.pieceBound)
+  return sendPieces(timer_, stream, first.file(), first.offset(), bytes, settings_.pieceBound)
       .then([this, &stream, blocks = std::move(blocks), at]() mutable {
         return send(stream, std::move(blocks), at);
       });
 }
 
-}  // namespace gpupool::cli
+}  // namespace gpupool::schema

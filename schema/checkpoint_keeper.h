@@ -1,12 +1,14 @@
 #pragma once
-// Keeps the checkpoints of a lease's sessions beside the program, where they outlive the server
-// (TurnTerms.holderKeeps): takes them from the lease's server, and brings them to the next one.
+// Keeps the checkpoints of a lease's sessions away from its server, where they outlive it
+// (TurnTerms.holderKeeps): takes them from there, and brings them to the next server. The lease's holder does
+// so beside the program, or another server of the pool as the lease's standby.
 //
 // Of each session the last whole one is kept, as blocks of a file without a name, in memory or in a folder:
 // nothing of it stays when this process ends. Of the next one only the blocks come that the last one has not;
 // they have their place beside it. What does not fit is passed over, and the server is told why. What the
-// bytes mean is the servers' business: who restores the session checks them. Belongs to the holder's event
-// loop.
+// bytes mean is the servers' business: who restores the session checks them. The keeper is the fence between
+// a session's lives: once it was brought as an epoch, nothing of an earlier one is kept or brought any more.
+// Belongs to one event loop.
 
 #include <kj/async-io.h>
 
@@ -18,40 +20,54 @@
 #include <vector>
 
 #include "base/block_file.h"
-#include "pool-manager/cli/session_opener.h"
 #include "schema/session.capnp.h"
 #include "schema/session_opening.h"
 
-namespace gpupool::cli {
+namespace gpupool::schema {
 
 class CheckpointKeeper {
  public:
   struct Settings {
-    std::string folder;      // empty: in memory
-    uint64_t mostBytes = 0;  // of all together, those that are being received with them
-    std::string transport;   // as SessionWish's: which of the server's addresses is used
+    std::string folder;    // empty: in memory
+    BlockFile::Room room;  // for all together, those that are being received with them
     kj::Duration openBound = 5 * kj::SECONDS;
     kj::Duration pieceBound = 30 * kj::SECONDS;
     kj::Duration checkBound = 120 * kj::SECONDS;  // until a server has checked what was brought
   };
-  CheckpointKeeper(kj::AsyncIoProvider& io, Settings settings) : io_(io), settings_(std::move(settings)) {}
+  CheckpointKeeper(kj::Timer& timer, Settings settings) : timer_(timer), settings_(std::move(settings)) {}
   KJ_DISALLOW_COPY(CheckpointKeeper);
 
-  // Takes what the lease's server sends; `lease` is copied. Rejected when that has ended: as
-  // toException(OpenFailure), or with the stream's exception.
-  kj::Promise<void> take(const pool::Lease& lease);
+  // A connection to the lease's server, for what `fill` says, which is called at once or not at all. It is
+  // rejected with what take() and bring() are rejected with then; a server that says no: see isRefusal().
+  using Fill = std::function<void(SessionOpening&)>;
+  using Open = std::function<kj::Promise<kj::Own<kj::AsyncIoStream>>(const Fill& fill)>;
+  // A session as its client will have it next.
+  struct Next {
+    Id session;
+    uint64_t epoch = 0;
+    uint64_t rowsHash = 0;  // 0: as `open` has it
+    uint32_t pid = 0;
+    std::string command, transport;
+  };
+
+  // Takes what the lease's server sends. Rejected when that has ended.
+  kj::Promise<void> take(const Open& open);
 
   // Its program has ended: what is kept goes, and what is still on its way is not kept.
   void forget(const Id& session) {
     kept_.erase(session);
     over_.insert(session);
   }
+  // What is kept of it goes, for there is a later one elsewhere.
+  void drop(const Id& session) { kept_.erase(session); }
+  bool has(const Id& session) const;
+  bool empty() const;  // it has nothing of any session
   // How often the session was brought from the checkpoint that there is now.
   unsigned tries(const Id& session) const;
   std::string why(const Id& session) const;  // a server did not take it, the last time
-  // Brings it to the lease's server, as the epoch of the wish; where nothing is kept of it, it begins anew
-  // there. Resolves when the server has begun to restore it. Rejected as take() is.
-  kj::Promise<void> bring(const pool::Lease& lease, const SessionWish& wish);
+  // Brings it to the lease's server; where nothing is kept of it, it begins anew there. Resolves when the
+  // server has begun to restore it.
+  kj::Promise<void> bring(const Open& open, const Next& next);
 
   // Of all blocks, in whole pages.
   uint64_t bytes() const { return *used_; }
@@ -78,23 +94,27 @@ class CheckpointKeeper {
     std::string why;           // it is not kept
   };
 
-  kj::Promise<kj::Own<kj::AsyncIoStream>> open(const pool::Lease& lease,
-                                               const std::function<void(schema::SessionOpening&)>& fill);
   kj::Promise<void> takeNext(kj::AsyncIoStream& stream);
   kj::Promise<void> receive(kj::AsyncIoStream& stream, std::shared_ptr<Coming> coming, size_t at);
   kj::Promise<void> keep(kj::AsyncIoStream& stream, std::shared_ptr<Coming> coming);
   kj::Promise<void> send(kj::AsyncIoStream& stream, std::shared_ptr<const Blocks> blocks, size_t at);
   void noteTry(const Id& session, const Blocks& blocks, const std::string& why);
+  // It is of a life of its session before the one as which that was brought.
+  bool isPast(const Coming& coming) const;
   // Makes room for what comes, or says why there is none.
-  void place(schema::SessionCheckpoint::Reader head, Coming& coming);
+  void place(SessionCheckpoint::Reader head, Coming& coming);
   std::shared_ptr<const BlockFile::Block> reserve(uint64_t bytes, std::string& why);
 
-  kj::AsyncIoProvider& io_;
+  kj::Timer& timer_;
   const Settings settings_;
   const std::shared_ptr<uint64_t> used_ = std::make_shared<uint64_t>(0);
   std::shared_ptr<BlockFile> file_;  // null: nothing has come yet
   std::map<Id, Kept> kept_;          // by session
   std::set<Id> over_;                // sessions
+  std::map<Id, uint64_t> fence_;     // by session: the epoch as which it was brought last
 };
 
-}  // namespace gpupool::cli
+// Said by the server, of what was said to it: another try would not end otherwise.
+bool isRefusal(const kj::Exception& error);
+
+}  // namespace gpupool::schema
