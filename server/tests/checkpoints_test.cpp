@@ -406,7 +406,8 @@ TEST_CASE("files of another driver, GPU, build or lease are refused, each with i
       {"No such file", [](Manifest& of) { of.sessions[0].file = "another"; }},
       {"monday/../whole", [](Manifest& of) { of.sessions[0].file = "../whole/" + of.sessions[0].file; }},
       {"another one than its manifest tells of", [](Manifest& of) { ++of.sessions[0].facts.lastFrame; }},
-      {"another one than its manifest tells of", [](Manifest& of) { of.sessions[0].facts.digest[5] ^= std::byte{1}; }}};
+      {"another one than its manifest tells of",
+       [](Manifest& of) { of.sessions[0].facts.digest[5] ^= std::byte{1}; }}};
   for (const auto& [reason, change] : cases) {
     CAPTURE(reason);
     Manifest foreign = bench.right;
