@@ -154,6 +154,7 @@ int serve(const ManagerOptions& options) {
   times.beatMs = ms(options.beat), times.silentMs = ms(options.silent);
   times.minTtlMs = ms(options.minTtl), times.maxTtlMs = ms(options.maxTtl);
   times.driftMs = ms(options.drift), times.killMs = ms(options.kill);
+  times.takeOverMs = ms(options.takeOver);
   times.halfLifeMs = static_cast<uint64_t>(options.halfLife.count());
   times.auditEntries = options.auditEntries;
   times.idleMs = ms(options.idleRelease), times.mostIdleMs = ms(options.mostIdle);

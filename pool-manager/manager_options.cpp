@@ -56,6 +56,9 @@ std::vector<options::Option> ManagerOptions::table() {
       {"kill", kill, "TIME",
        "The longest time that a server needs to end the sessions of a lease. If the server does not confirm "
        "the end, the devices count as free again this long after the lease's deadline."},
+      {"take-over", takeOver, "TIME",
+       "A lease whose holder was killed, on this host, ends so much later, unless another holder takes it "
+       "over."},
       {"call", call, "TIME", "How long the manager waits for a server's answer."},
       {"idle-release", idleRelease, "TIME",
        "Leases that name no --idle-release have this one: when a lease has not been used for so long, its "

@@ -20,6 +20,7 @@ struct ManagerOptions {
   std::chrono::milliseconds maxTtl{std::chrono::hours(1)};
   std::chrono::milliseconds drift{500};
   std::chrono::milliseconds kill{3000};
+  std::chrono::milliseconds takeOver{1500};
   std::chrono::milliseconds call{5000};
   std::chrono::milliseconds idleRelease{0}, mostIdle{0};
   std::string preempt = "off";

@@ -4,6 +4,8 @@
 # next holder has one. A program without `gpupool run` loses its lease when that was not renewed in time.
 . "$(dirname "$0")/servers.sh"
 
+# A busy machine sees late that a holder is gone.
+export GPUPOOL_MANAGER_TAKE_OVER=30s
 up # the server `node`
 export GPUPOOL_LOG=info
 holder() { pgrep -P "$launched" -x gpupool | head -1; }
@@ -49,6 +51,7 @@ ends both
 check "it is right: $status $out $err" right
 
 case_of "a holder that was killed keeps nothing, and that is said"
+wish=(--server first --ttl 1m)
 server first
 rm -f "$folder/end"
 protect=(--protect=1h)
@@ -72,6 +75,7 @@ ends lapses
 check "it is right: $status $out $err" right
 
 case_of "holder and server die together"
+wish=(--server first --ttl 2s)
 rm -f "$folder/end"
 steady together --until "$folder/end"
 check "it is protected: $(said)" until_true protected
