@@ -38,6 +38,10 @@ TEST_CASE_METHOD(Lease, "the programs of a shell use its lease, one after the ot
   CHECK(contains(text, " gpupool lease"));  // who holds it
   CHECK(contains(text, "is for: a shell"));
   CHECK(contains(text, "gpupool: lease " + id + " is over"));
+  const size_t holder = text.find(" pid ");
+  REQUIRE(holder != std::string::npos);
+  const auto pid = static_cast<pid_t>(std::stol(text.substr(holder + 5)));
+  CHECK(until([&] { return ::kill(pid, 0) != 0; }, 20'000));  // without a manager it would never know
   const size_t first = text.find("session on a by shm");
   REQUIRE(first != std::string::npos);
   CHECK(text.find("session on a by shm", first + 1) != std::string::npos);
