@@ -91,6 +91,8 @@ mark_as_advanced(CUDA_INCLUDE NVML_INCLUDE NVCC CCACHE CAPNP CAPNPC_CXX)
 
 if(NOT TARGET catch_main)
   add_library(catch_main STATIC ${CMAKE_SOURCE_DIR}/tests/support/catch_main.cpp)
+  # With a sanitizer's flags, too: of what several objects have inline, its copy is linked.
+  target_link_libraries(catch_main PRIVATE gpupool_flags)
   if(TARGET Catch2::Catch2WithMain)  # Catch2 3
     target_link_libraries(catch_main PUBLIC Catch2::Catch2WithMain)
   else()
