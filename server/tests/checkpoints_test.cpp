@@ -376,8 +376,9 @@ struct ForeignBench : Bench {
     return failure([&] { order.wait(io.waitScope); });
   }
   static std::string read(const std::string& name) {
-    std::ifstream in(name, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
+    std::string bytes(fs::file_size(name), '\0');
+    std::ifstream(name, std::ios::binary).read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    return bytes;
   }
   void write(const std::string& name, const std::string& bytes) {
     std::ofstream(path + "/monday/" + name, std::ios::binary) << bytes;
@@ -421,7 +422,7 @@ TEST_CASE("files of another driver, GPU, build or lease are refused, each with i
 TEST_CASE("files that are damaged at any place are refused, and the whole ones are not") {
   ForeignBench bench;
   const auto manifest = encodeManifest(bench.right);
-  for (size_t at = 0; at < manifest.size(); at += 37) {
+  for (size_t at = 0; at < manifest.size(); at += 211) {
     CAPTURE(at);
     auto flipped = manifest;
     flipped[at] ^= std::byte{4};
