@@ -471,6 +471,7 @@ class Pool {
   std::deque<std::pair<uint64_t, Id>> forgettable_;  // tombstones, by when they were set or looked at
   std::set<Id> revoking_;                            // the leases in that state
   std::map<std::string, std::set<Id>> standbyFor_;   // by server: those whose standby it was named at last
+  std::pair<uint64_t, unsigned> standbyLooks_;       // at that time, so many were looked for
   std::map<std::pair<int, uint64_t>, bool> gone_;    // processes of this machine, as of this tick
   std::vector<Waiter> waiters_;                      // as they came
   std::vector<NoVictims> noVictims_;                 // lately

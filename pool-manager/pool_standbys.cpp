@@ -17,6 +17,7 @@ namespace {
 
 constexpr uint64_t kLookAgainMs = 2'000;     // where there is none
 constexpr uint64_t kLookForHostMs = 10'000;  // where the one that there is dies with the lease's host
+constexpr unsigned kMostLooks = 8;           // at one moment, for all leases: each looks at every server
 
 }  // namespace
 
@@ -76,10 +77,12 @@ void Pool::lookAtStandby(LeaseRecord& record, uint64_t now) {
   if (!wantsStandby(record) || record.hold || record.state != LeaseState::active ||
       record.change != Change::none)
     return;
-  if (record.standby.empty() ? now >= record.standbyLookedMs + kLookAgainMs : !standbyServes(record, now))
-    nameStandby(record, now);
-  else if (standbyOnHost(record) && now >= record.standbyLookedMs + kLookForHostMs)
-    nameStandby(record, now);
+  const bool missing =
+      record.standby.empty() ? now >= record.standbyLookedMs + kLookAgainMs : !standbyServes(record, now);
+  const bool betterWanted = standbyOnHost(record) && now >= record.standbyLookedMs + kLookForHostMs;
+  if (!missing && !betterWanted) return;
+  if (standbyLooks_.first != now) standbyLooks_ = {now, 0};
+  if (standbyLooks_.second++ < kMostLooks) nameStandby(record, now);
 }
 
 void Pool::tellStandby(const LeaseRecord& record) {

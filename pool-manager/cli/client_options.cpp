@@ -90,19 +90,18 @@ std::vector<options::Option> ClientOptions::table() {
        "server: the server alone, so that the program survives the death of its worker and no more."},
       {"protect-dir", protectDir, "FOLDER",
        "With --protect-keep holder, or standby while there is none: the folder in which the checkpoints are, "
-       "as "
-       "files without a name: they are gone with the program. Empty: in this machine's memory."},
+       "as files without a name: they are gone with the program. Empty: in this machine's memory."},
       {"protect-size", protectSize, "SIZE",
        "Likewise: so much of that folder or memory, for all checkpoints of the program "
        "together. While the next one comes the last one is kept, too. What does not fit is not protected."},
       {"protect-wait", protectWait, "TIME",
        "With --protect-keep holder or standby: how long another server is waited for, with GPUs of the same "
-       "model and "
-       "driver. Then the program's CUDA calls fail, with a line that says what is lost. At most 24h."},
+       "model and driver. Then the program's CUDA calls fail, with a line that says what is lost. At most "
+       "24h."},
       {"protect-silence", protectSilence, "TIME",
        "With --protect-keep holder or standby: after so long without a sign of life from its server the "
-       "program goes on "
-       "elsewhere. While it could not (`protected only while idle`, leases that take turns), --stall-time "
+       "program goes on elsewhere. "
+       "While it could not (`protected only while idle`, leases that take turns), --stall-time "
        "counts. 0: it always does. At least 1s."},
       {"on-divergence", onDivergence, "stop|continue",
        "With --protect: what happens if calls that are made again give other data than the program has seen "

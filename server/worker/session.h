@@ -157,7 +157,7 @@ class Session {
     connection_ = std::move(connection);
     connected_.store(true, std::memory_order_release);
   }
-  // How much it has in common with other sessions of its lease. While that is anything, it stays where it is:
+  // How much it has in common with other sessions. While that is anything, it stays where it is:
   // they would all have to go together. With the gate closed and nothing beside it does not grow.
   static constexpr char kShares[] =
       "it shares memory or events with other processes, and so is not suspended either";
