@@ -8,8 +8,6 @@
 
 namespace gpupool::pool {
 
-inline std::string shortId(const Id& id) { return id.text().substr(0, 8); }
-
 [[noreturn]] inline void refuse(const LeaseRecord& record, const std::string& why) {
   throw std::invalid_argument("lease " + shortId(record.id) + " " + why);
 }

@@ -18,4 +18,7 @@ struct Id {
   std::string text() const;                                 // 32 hexadecimal digits
 };
 
+// As people are shown it: its first 8 digits.
+inline std::string shortId(const Id& id) { return id.text().substr(0, 8); }
+
 }  // namespace gpupool

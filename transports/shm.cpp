@@ -22,7 +22,7 @@ constexpr uint32_t kShmProtocol = 1;
 // How long a record may take to leave: the peer's watcher always reads, so longer means that it does not run.
 constexpr std::chrono::seconds kSendBound{2};
 // A transfer may name a region whose announcement is still on the socket.
-constexpr std::chrono::seconds kAnnouncementBound{2};
+constexpr std::chrono::seconds kRegionBound{2};
 // Signs of life follow one another by so much at most.
 constexpr std::chrono::milliseconds kBeat{500};
 constexpr std::chrono::milliseconds kLastWordsStep{20};
@@ -261,7 +261,7 @@ std::shared_ptr<SharedMemory> Shm::map(Region remote, void* fixedAddress, Deadli
 }
 
 std::shared_ptr<SharedMemory> Shm::reachable(Region remote, uint64_t offset, size_t bytes) {
-  auto memory = map(remote, nullptr, Clock::now() + kAnnouncementBound);
+  auto memory = map(remote, nullptr, Clock::now() + kRegionBound);
   return open() && memory && within(memory->size(), offset, bytes) ? memory : nullptr;
 }
 

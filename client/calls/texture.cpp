@@ -26,11 +26,6 @@ struct Padded : std::array<T, kMaxRank> {
   }
 };
 
-CUcontext currentContext() {
-  CUcontext context = contexts().working();
-  return context;
-}
-
 // A tensor map is made of the arguments alone, for the GPU of the current context: the driver is asked once.
 // XLA makes dozens before each step, of a few addresses that come again and again.
 class TensorMaps {
@@ -121,7 +116,7 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* out, CUtensorMapDataType type, cuui
     return CUDA_ERROR_INVALID_VALUE;
   Padded<cuuint64_t> steps(strides, rank - 1), extent(dimensions, rank);
   Padded<cuuint32_t> sides(box, rank), every(elementStrides, rank);
-  const CUcontext context = currentContext();
+  const CUcontext context = contexts().working();
   const Context* known = contexts().find(context);
   const CUdevice device = known != nullptr ? known->device : -1;
   TensorMaps::Question question{reinterpret_cast<uint64_t>(address), rank,
@@ -152,7 +147,7 @@ CUresult cuTensorMapEncodeIm2col(CUtensorMap* out, CUtensorMapDataType type, cuu
   Padded<cuuint64_t> steps(strides, rank - 1);
   Padded<int> first(lower, rank - 2), last(upper, rank - 2);
   return Session::get().await<"cuTensorMapEncodeIm2col">(
-      currentContext(), out, type, rank, address, dimensions, steps.data(), first.data(), last.data(),
+      contexts().working(), out, type, rank, address, dimensions, steps.data(), first.data(), last.data(),
       channels, pixels, elementStrides, interleave, swizzle, promotion, fill);
 }
 
@@ -166,13 +161,13 @@ CUresult cuTensorMapEncodeIm2colWide(CUtensorMap* out, CUtensorMapDataType type,
     return CUDA_ERROR_INVALID_VALUE;
   Padded<cuuint64_t> steps(strides, rank - 1);
   return Session::get().await<"cuTensorMapEncodeIm2colWide">(
-      currentContext(), out, type, rank, address, dimensions, steps.data(), lower, upper, channels, pixels,
-      elementStrides, interleave, mode, swizzle, promotion, fill);
+      contexts().working(), out, type, rank, address, dimensions, steps.data(), lower, upper, channels,
+      pixels, elementStrides, interleave, mode, swizzle, promotion, fill);
 }
 
 CUresult cuTensorMapReplaceAddress(CUtensorMap* map, void* address) {
   if (map == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return Session::get().await<"cuTensorMapReplaceAddress">(currentContext(), map, address);
+  return Session::get().await<"cuTensorMapReplaceAddress">(contexts().working(), map, address);
 }
 
 }  // namespace custom

@@ -10,12 +10,12 @@
 
 #include "client/memory/copy_threads.h"
 #include "client/memory/host.h"
+#include "client/memory/pages.h"
 #include "transports/descriptor.h"
 
 namespace gpupool::client {
 namespace {
 
-constexpr size_t kPage = 4096;
 constexpr size_t kParallel = size_t{1} << 20;   // from here on several threads copy
 constexpr size_t kStreaming = size_t{4} << 20;  // larger than what a cache keeps of it
 constexpr size_t kBounce = size_t{1} << 20;     // unguarded memory, and rows, over a network

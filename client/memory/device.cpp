@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "client/memory/allocations.h"
+#include "client/memory/pages.h"
 #include "client/session.h"
 
 namespace gpupool::client {
@@ -62,7 +63,6 @@ bool Allocations::isManaged(uint64_t address, size_t bytes) const {
 }
 
 namespace {
-constexpr size_t up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 DeviceMemory* windows = nullptr;
 }  // namespace
 
@@ -89,7 +89,7 @@ uint64_t DeviceMemory::reserveAddresses(size_t bytes, size_t alignment) {
   std::lock_guard lock(mutex_);
   alignment = std::max(alignment, kExtentUnit);
   for (auto it = addresses_.begin(); it != addresses_.end(); ++it) {
-    uint64_t start = up(it->first, alignment), end = it->first + it->second;
+    uint64_t start = roundUp(it->first, alignment), end = it->first + it->second;
     if (start >= end || bytes > end - start) continue;
     uint64_t before = start - it->first;
     uint64_t first = it->first;
@@ -181,17 +181,17 @@ CUresult DeviceMemory::grow(CUcontext context, size_t bytes) {
 CUresult DeviceMemory::allocate(CUcontext context, size_t bytes, uint64_t& address) {
   if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   if (bytes > limit_) return CUDA_ERROR_OUT_OF_MEMORY;
-  size_t size = up(bytes, kGranularity);
+  size_t size = roundUp(bytes, kGranularity);
   std::lock_guard lock(mutex_);
   bool large = size > kSharedExtent / 2;
   address = large ? 0 : takeFree(size);
   if (large) {  // an exact extent, so that big buffers do not pin small ones
-    size = up(size, kExtentUnit);
+    size = roundUp(size, kExtentUnit);
     auto fit = freeBySize_.lower_bound({size, 0});
     if (fit != freeBySize_.end() && fit->first <= size + size / 8) address = takeFree(size);
   }
   if (address == 0) {
-    const size_t least = up(size, kExtentUnit);
+    const size_t least = roundUp(size, kExtentUnit);
     if (!large) sharedExtent_ = std::clamp(2 * sharedExtent_, least, kSharedExtent);
     size_t wanted = large ? least : sharedExtent_;
     CUresult status = grow(context, wanted);
@@ -202,7 +202,7 @@ CUresult DeviceMemory::allocate(CUcontext context, size_t bytes, uint64_t& addre
       for (bool last = false; address == 0 && status == CUDA_ERROR_OUT_OF_MEMORY && !last;) {
         last = wanted == least;
         status = grow(context, wanted);
-        wanted = std::max(up(wanted / 2, kExtentUnit), least);
+        wanted = std::max(roundUp(wanted / 2, kExtentUnit), least);
       }
     }
     if (address == 0 && status != CUDA_SUCCESS) return status;

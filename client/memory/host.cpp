@@ -9,15 +9,14 @@
 #include <thread>
 
 #include "base/log.h"
+#include "client/memory/pages.h"
 #include "client/session.h"
 #include "transports/descriptor.h"
 
 namespace gpupool::client {
 namespace {
 
-constexpr size_t kPage = 4096;
 constexpr size_t kBlock = 256;
-constexpr size_t up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 constexpr std::chrono::seconds kLettingGo{2};  // later it is unmapped with the next call
 transport::Deadline bound() { return transport::Clock::now() + std::chrono::seconds(30); }
 
@@ -44,17 +43,17 @@ bool HostMemory::takeAddress(size_t bytes, uint64_t& address) {
   const auto takeUnits = [&](size_t wanted, uint64_t& at) {
     if (wanted > space.hostBase + space.hostBytes - nextAddress_) return false;
     at = nextAddress_;
-    nextAddress_ += up(wanted, kSharedPiece);
+    nextAddress_ += roundUp(wanted, kSharedPiece);
     return true;
   };
   // On a network small pieces are mirrors: side by side, so that the kernel is asked for many at once.
   if (bytes > kSharedPiece / 4 || Session::get().mapsMemory()) return takeUnits(bytes, address);
-  if (smallEnd_ - smallNext_ < up(bytes, kPage)) {
+  if (smallEnd_ - smallNext_ < roundUp(bytes, kPage)) {
     if (!takeUnits(kSharedPiece, smallNext_)) return false;
     smallEnd_ = smallNext_ + kSharedPiece;
   }
   address = smallNext_;
-  smallNext_ += up(bytes, kPage);
+  smallNext_ += roundUp(bytes, kPage);
   return true;
 }
 
@@ -118,7 +117,7 @@ CUresult HostMemory::allocate(CUcontext context, size_t bytes, unsigned flags, U
   // What mirrors is alone in its piece, which is fresh: a mirror begins with zeros on both sides.
   const bool mirrored = use == Use::mirrored && !Session::get().mapsMemory();
   const bool alone = bytes > kSharedPiece / 4 || mirrored || use == Use::target;
-  size_t size = up(bytes, alone ? kPage : kBlock);
+  size_t size = roundUp(bytes, alone ? kPage : kBlock);
   {
     const Transfers::Inside inside(Session::get().transfers(), Transfers::named);
     std::lock_guard order(growing_);

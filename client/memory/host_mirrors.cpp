@@ -7,12 +7,12 @@
 #include <iterator>
 
 #include "client/memory/host.h"
+#include "client/memory/pages.h"
 #include "client/session.h"
 
 namespace gpupool::client {
 namespace {
 
-constexpr size_t kPage = 4096;
 constexpr size_t kApplyBytes = size_t{64} << 10;     // runs of one message of ours, on the control channel
 constexpr size_t kCollectBytes = size_t{256} << 10;  // and of the worker's
 constexpr size_t kMostAsked = 64;                    // mirrors at a time

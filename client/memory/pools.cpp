@@ -5,11 +5,10 @@
 
 #include "client/devices.h"
 #include "client/memory/device.h"
+#include "client/memory/pages.h"
 
 namespace gpupool::client {
-namespace {
-constexpr size_t up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
-}  // namespace
+namespace {}  // namespace
 
 // ---- marks ----
 
@@ -141,16 +140,16 @@ void MemoryPool::sweep() {
 
 CUresult MemoryPool::grow(CUcontext context, size_t bytes) {
   // Large blocks get a chunk of their own, so that they can be given back alone.
-  size_t chunk = bytes > kChunk / 2 ? up(bytes, kUnit) : kChunk;
+  size_t chunk = bytes > kChunk / 2 ? roundUp(bytes, kUnit) : kChunk;
   if (maximum_ != 0) {
-    if (reserved_ + up(bytes, kUnit) > up(maximum_, kUnit)) return CUDA_ERROR_OUT_OF_MEMORY;
-    chunk = std::min<uint64_t>(chunk, up(maximum_, kUnit) - reserved_);
+    if (reserved_ + roundUp(bytes, kUnit) > roundUp(maximum_, kUnit)) return CUDA_ERROR_OUT_OF_MEMORY;
+    chunk = std::min<uint64_t>(chunk, roundUp(maximum_, kUnit) - reserved_);
   }
   uint64_t address = 0;
   DeviceMemory& memory = deviceMemory(device_);
   CUresult status = memory.allocate(context, chunk, address);
-  if (status == CUDA_ERROR_OUT_OF_MEMORY && chunk > up(bytes, kUnit)) {
-    chunk = up(bytes, kUnit);
+  if (status == CUDA_ERROR_OUT_OF_MEMORY && chunk > roundUp(bytes, kUnit)) {
+    chunk = roundUp(bytes, kUnit);
     status = memory.allocate(context, chunk, address);
   }
   if (status != CUDA_SUCCESS) return status;
@@ -163,7 +162,7 @@ CUresult MemoryPool::grow(CUcontext context, size_t bytes) {
 
 CUresult MemoryPool::allocate(const StreamRef& ref, size_t bytes, uint64_t& address) {
   if (bytes > SIZE_MAX - kUnit) return CUDA_ERROR_OUT_OF_MEMORY;
-  size_t size = up(bytes, DeviceMemory::kGranularity);
+  size_t size = roundUp(bytes, DeviceMemory::kGranularity);
   Key mine{ref.stream->word, ref.stream->id};
   std::lock_guard lock(mutex_);
   address = take(mine, size);

@@ -8,11 +8,11 @@
 #include "client/memory/allocations.h"
 #include "client/memory/host.h"
 #include "client/memory/mapped_files.h"
+#include "client/memory/pages.h"
 
 namespace gpupool::client {
 namespace {
 
-constexpr size_t kPage = 4096;
 constexpr size_t kPiece = size_t{4} << 20;  // of a large copy: one is carried while another is copied
 constexpr size_t kMostPieces = 16;
 constexpr size_t kMostShared = 8192;  // files registered at once: each takes two descriptors of the worker

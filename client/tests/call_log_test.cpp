@@ -12,7 +12,7 @@
 namespace gpupool::client {
 namespace {
 
-using Kind = CallLog::Entry::Kind;
+using EntryKind = CallLog::Entry::Kind;
 constexpr CallLog::Limits kAmple{1 << 20, 1 << 20};
 
 std::vector<std::byte> frame(uint64_t seq, uint32_t call, std::vector<uint64_t> arguments) {
@@ -56,13 +56,13 @@ TEST_CASE("nothing is kept before the first cut, and everything in its order sin
   log.answered(2, CUDA_SUCCESS, bytesOf("reply"));
   const auto entries = all(log, 1);
   REQUIRE(entries.size() == 4);
-  CHECK(entries[0]->kind == Kind::put);
+  CHECK(entries[0]->kind == EntryKind::put);
   CHECK(entries[0]->number == 64);
   CHECK(std::memcmp(entries[0]->bytes.data(), "before", 6) == 0);
-  CHECK(entries[1]->kind == Kind::frame);
+  CHECK(entries[1]->kind == EntryKind::frame);
   CHECK(entries[1]->number == 2);
-  CHECK(entries[2]->kind == Kind::word);
-  CHECK(entries[3]->kind == Kind::reply);
+  CHECK(entries[2]->kind == EntryKind::word);
+  CHECK(entries[3]->kind == EntryKind::reply);
   CHECK(entries[3]->digest == contentDigest(bytesOf("reply")));
   CHECK(log.state().payloadBytes == 6);
 }
@@ -258,10 +258,10 @@ TEST_CASE("a host function stands where it began, and where it ended") {
   log.returned(7);
   const auto entries = all(log);
   REQUIRE(entries.size() == 4);
-  CHECK(entries[1]->kind == Kind::called);
+  CHECK(entries[1]->kind == EntryKind::called);
   CHECK(entries[1]->number == 7);
   CHECK(entries[1]->status == 700);
-  CHECK(entries[3]->kind == Kind::returned);
+  CHECK(entries[3]->kind == EntryKind::returned);
   CHECK(entries[3]->number == 7);
 }
 
@@ -278,7 +278,7 @@ TEST_CASE("what comes at a cut is of calls before it") {
   log.printed("behind\n");
   const auto since = all(log, 1);
   REQUIRE(since.size() == 2);
-  CHECK(since[1]->kind == Kind::printed);
+  CHECK(since[1]->kind == EntryKind::printed);
   CHECK(std::memcmp(since[1]->bytes.data(), "behind\n", 7) == 0);
   CHECK(all(log).size() == 5);
   log.kept(1, 0);

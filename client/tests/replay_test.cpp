@@ -349,6 +349,8 @@ TEST_CASE("what kernels had printed is not printed again, in any order and with 
   CHECK(bench.replay->unseenReplies()[0].size() == sizeof reply);
 }
 
+namespace {
+
 // A load of code that the first server had: its offer and its two pieces, which carried no bytes.
 struct Load {
   explicit Load(Bench& bench, bool stays) : bench(bench) {
@@ -385,6 +387,8 @@ struct Load {
   std::vector<std::byte> bytes = std::vector<std::byte>(CallLog::kCodePiece + 1234);
   std::array<uint64_t, 5> name{};
 };
+
+}  // namespace
 
 TEST_CASE("code that only the first server had is sent to the next one") {
   Bench bench;

@@ -32,9 +32,9 @@ void print(const std::vector<pool::AuditEntry>& entries) {
   std::vector<std::vector<std::string>> rows = {
       {"TIME", "EVENT", "LEASE", "WHERE", "TENANT", "HOLDER", "BY", "WHY"}};
   for (const pool::AuditEntry& one : entries)
-    rows.push_back({timeText(one.timeMs), name(one.event),
-                    one.lease == Id{} ? "-" : one.lease.text().substr(0, 8), orDash(one.server),
-                    orDash(one.tenant), orDash(one.holder), orDash(one.by), orDash(one.reason)});
+    rows.push_back({timeText(one.timeMs), name(one.event), one.lease == Id{} ? "-" : shortId(one.lease),
+                    orDash(one.server), orDash(one.tenant), orDash(one.holder), orDash(one.by),
+                    orDash(one.reason)});
   printTable(rows);
 }
 

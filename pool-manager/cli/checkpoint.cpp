@@ -16,7 +16,6 @@ using std::chrono::milliseconds;
 
 constexpr unsigned kListMs = 10'000;
 constexpr uint64_t kWriteMs = 3'660'000;  // beside --drain: longer than the manager waits for a server
-constexpr milliseconds kMostDrain = std::chrono::hours(1), kMostWait = std::chrono::hours(24 * 20);
 
 const Help kCheckpoint = {
     "gpupool checkpoint [options] LEASE DIR",
@@ -39,7 +38,7 @@ const Help kCheckpoint = {
 std::string describe(const Id& id, const pool::CheckpointResult& result) {
   char pause[32];
   std::snprintf(pause, sizeof pause, "%.1f s", result.longestPauseMs / 1000.0);
-  return "lease " + id.text().substr(0, 8) + ": " + std::to_string(result.sessions) +
+  return "lease " + shortId(id) + ": " + std::to_string(result.sessions) +
          (result.sessions == 1 ? " session" : " sessions") + " written to " + result.folder + " on " +
          result.server + " with " + options::formatSize(result.bytes) + "; the longest pause was " + pause;
 }
@@ -64,8 +63,8 @@ const Help kRestore = {
 std::string describeHeld(const Id& id, const std::string& folder, const pool::SuspendResult& result) {
   char time[32];
   std::snprintf(time, sizeof time, "%.1f s", result.moveMs / 1000.0);
-  return "lease " + id.text().substr(0, 8) + " is held in " + folder + ": " +
-         options::formatSize(result.movedBytes) + " written in " + time + "; gpupool restore brings it back";
+  return "lease " + shortId(id) + " is held in " + folder + ": " + options::formatSize(result.movedBytes) +
+         " written in " + time + "; gpupool restore brings it back";
 }
 
 }  // namespace
@@ -92,7 +91,7 @@ int runRestore(const Words& words) {
   const Id id = findLease(query.leases(), parsed.rest[0]);
   const auto waitMs = static_cast<unsigned>(wait.count());
   query.resume(id, waitMs, waitMs + kWriteMs, parsed.rest[1], target);
-  std::cout << "gpupool: lease " << id.text().substr(0, 8) << " runs\n";
+  std::cout << "gpupool: lease " << shortId(id) << " runs\n";
   return 0;
 }
 

@@ -26,7 +26,6 @@ using std::chrono::steady_clock;
 
 constexpr unsigned kStoreMs = 10'000, kLookMs = 3000;
 constexpr useconds_t kBetweenUs = 500'000;
-constexpr milliseconds kMostWait = std::chrono::hours(24 * 20);
 constexpr milliseconds kLeave =
     std::chrono::seconds(10);  // a server gives up what has moved away within this
 
@@ -135,7 +134,7 @@ class Draining {
       seen_ = word.number;
       const std::string said = (word.moved ? "moved to " : "stays: ") + word.text;
       if (std::exchange(said_[word.lease], said) != said)
-        std::cout << "gpupool: lease " << word.lease.text().substr(0, 8) << " " << said << "\n" << std::flush;
+        std::cout << "gpupool: lease " << shortId(word.lease) << " " << said << "\n" << std::flush;
     }
   }
 

@@ -148,8 +148,8 @@ class Printer {
       std::cout << pool::dump(object, -1) << '\n';
       return;
     }
-    line({timeText(entry.timeMs), one.event, entry.lease == Id{} ? "" : entry.lease.text().substr(0, 8),
-          entry.server, entry.tenant, entry.holder, entry.by, entry.reason});
+    line({timeText(entry.timeMs), one.event, entry.lease == Id{} ? "" : shortId(entry.lease), entry.server,
+          entry.tenant, entry.holder, entry.by, entry.reason});
   }
   // The lines that follow are not known: each column has a width that most of its words fit into.
   void line(const std::vector<std::string>& cells) const {

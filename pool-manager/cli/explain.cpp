@@ -51,7 +51,7 @@ std::string inWords(const Explanation& answer) {
   return answer.text;
 }
 
-void printTable(const Explanation& answer) {
+void printPlaces(const Explanation& answer) {
   std::cout << "gpupool: " << inWords(answer) << "\n";
   if (answer.ahead != 0)
     std::cout << "gpupool: " << answer.ahead
@@ -64,7 +64,7 @@ void printTable(const Explanation& answer) {
       rows.push_back({server.name, std::to_string(device.ordinal), device.name,
                       device.reason.empty() ? "could be leased" : device.reason});
   }
-  if (rows.size() > 1) cli::printTable(rows);
+  if (rows.size() > 1) printTable(rows);
 }
 
 }  // namespace
@@ -81,7 +81,7 @@ int runExplain(const Words& words) {
   settings.request.client = clientBeside();
   ManagerQuery query(settings.addresses, 3000, settings.credentials);
   const Explanation answer = query.explain(settings.request);
-  asJson ? printJson(toJson(answer)) : printTable(answer);
+  asJson ? printJson(toJson(answer)) : printPlaces(answer);
   return answer.outlook == Outlook::now ? 0 : answer.outlook == Outlook::never ? kNever : kWaits;
 }
 

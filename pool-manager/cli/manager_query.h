@@ -1,6 +1,7 @@
 #pragma once
 // Asks a manager and waits for the answer: for commands that do nothing else.
 
+#include <chrono>
 #include <functional>
 #include <string>
 #include <vector>
@@ -21,6 +22,9 @@ using pool::ListedDevice;
 using pool::ListedServer;
 
 struct ClientOptions;
+
+// What a manager takes as the longest drain, and as the longest wait.
+inline constexpr std::chrono::hours kMostDrain{1}, kMostWait{24 * 20};
 
 struct CreatedToken {
   pool::StoredToken token;

@@ -16,7 +16,6 @@ using std::chrono::milliseconds;
 
 constexpr unsigned kListMs = 10'000;
 constexpr uint64_t kMigrateMs = 3'660'000;  // beside --drain: longer than the manager waits for a server
-constexpr milliseconds kMostDrain = std::chrono::hours(1);
 
 const Help kMigrate = {
     "gpupool migrate [options] LEASE",
@@ -39,7 +38,7 @@ const Help kMigrate = {
     "3f2a91c4\n  gpupool migrate --to node8:0,1 3f2a91c4\n"};
 
 std::string describe(const Id& id, const pool::MigrateResult& result) {
-  const std::string lease = "lease " + id.text().substr(0, 8), where = "; it is on " + result.server;
+  const std::string lease = "lease " + shortId(id), where = "; it is on " + result.server;
   if (result.sessions == 0) return lease + " has no session: there is nothing to move" + where;
   char pause[32];
   std::snprintf(pause, sizeof pause, "%.1f s", result.longestPauseMs / 1000.0);

@@ -64,7 +64,7 @@ std::string of(const std::string& used, const std::string& most, bool limited) {
   return used + (limited ? " of " + most : "");
 }
 
-void print(const std::vector<QuotaUse>& uses, bool wide) {
+void printQuotas(const std::vector<QuotaUse>& uses, bool wide) {
   std::vector<std::vector<std::string>> rows = {{"TENANT"}};
   const auto heading = quotaHeading();
   rows[0].insert(rows[0].end(), heading.begin(), heading.end());
@@ -121,8 +121,8 @@ int set(const Words& words) {
 int list(const Words& words) {
   return listAs(
       words, kListHelp, kAskingOptions,
-      [](const ClientOptions& client) { return ManagerQuery(client, kStorePatienceMs).quotas(); }, print,
-      [](const QuotaUse& use) { return toJson(use); });
+      [](const ClientOptions& client) { return ManagerQuery(client, kStorePatienceMs).quotas(); },
+      printQuotas, [](const QuotaUse& use) { return toJson(use); });
 }
 
 }  // namespace

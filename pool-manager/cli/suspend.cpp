@@ -16,7 +16,6 @@ using std::chrono::milliseconds;
 constexpr unsigned kListMs = 10'000;
 constexpr uint64_t kMoveMs =
     330'000;  // beside what is waited for: longer than the manager waits for a server
-constexpr milliseconds kMostDrain = std::chrono::hours(1), kMostWait = std::chrono::hours(24 * 20);
 
 const char* const kEnvironment = "GPUPOOL_STATE: the folder of this machine's pool.";
 const char* const kStatus =
@@ -39,8 +38,6 @@ const Help kResume = {
     "is no room, saying what is missing and who holds it, or waits for it in turn with those who wait for a "
     "lease.",
     kEnvironment, kStatus, "  gpupool resume 3f2a91c4\n  gpupool resume --wait 1h --server node7\n"};
-
-std::string shortId(const Id& id) { return id.text().substr(0, 8); }
 
 std::string seconds(uint32_t ms) {
   char text[32];

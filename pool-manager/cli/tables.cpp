@@ -28,8 +28,6 @@ std::string age(uint64_t ms) {
   return std::to_string(s / 86400) + "d" + std::to_string(s / 3600 % 24) + "h";
 }
 
-std::string shortId(const Id& id) { return id.text().substr(0, 8); }
-
 void print(const json& value) { std::cout << pool::dump(value, 2) << '\n'; }
 
 // "node7 is cordoned: a new fan (by eve@head, 2h3m ago)"

@@ -41,7 +41,7 @@ uint32_t leases(const TenantUse& use) {
   return sum;
 }
 
-void print(const std::vector<TenantUse>& tenants, bool wide) {
+void printTenants(const std::vector<TenantUse>& tenants, bool wide) {
   std::vector<std::vector<std::string>> rows = {{"TENANT", "TOKENS", "LEASES", "QUEUED"}};
   const auto quota = quotaHeading();
   rows[0].insert(rows[0].end(), quota.begin(), quota.end());
@@ -63,7 +63,7 @@ void print(const std::vector<TenantUse>& tenants, bool wide) {
 int runTenants(const Words& words) {
   return listAs(
       words, kTenantsHelp, kAskingOptions,
-      [](const ClientOptions& client) { return ManagerQuery(client, kPatienceMs).tenants(); }, print,
+      [](const ClientOptions& client) { return ManagerQuery(client, kPatienceMs).tenants(); }, printTenants,
       [](const TenantUse& use) { return toJson(use); });
 }
 

@@ -78,7 +78,7 @@ json toJson(const StoredToken& token) {
           {"createdBy", token.createdBy}};
 }
 
-void print(const std::vector<StoredToken>& tokens, bool wide) {
+void printTokens(const std::vector<StoredToken>& tokens, bool wide) {
   std::vector<std::vector<std::string>> rows = {
       {"TOKEN", "TENANT", "ROLE", "NAME", "STATE", "EXPIRES", "LAST USED"}};
   if (wide) rows[0].insert(rows[0].end(), {"CREATED", "CREATED BY", "REVOKED"});
@@ -140,8 +140,8 @@ int create(const Words& words) {
 int list(const Words& words) {
   return listAs(
       words, kListHelp, kAskingOptions,
-      [](const ClientOptions& client) { return ManagerQuery(client, kStorePatienceMs).tokens(); }, print,
-      toJson);
+      [](const ClientOptions& client) { return ManagerQuery(client, kStorePatienceMs).tokens(); },
+      printTokens, toJson);
 }
 
 int revoke(const Words& words) {

@@ -13,7 +13,7 @@ namespace gpupool::test {
 
 using namespace gpupool::pool;
 
-inline const std::string kAlice(32, 'a'), kBob(32, 'b'), kServers(32, 's');
+inline const std::string kAlicesToken(32, 'a'), kBobsToken(32, 'b'), kServers(32, 's');
 
 inline std::string refusal(const std::function<void()>& action) {
   KJ_IF_MAYBE (error, kj::runCatchingExceptions([&]() { action(); })) {
@@ -73,7 +73,7 @@ struct LoginFixture {
   }
   void pause(unsigned ms) { io.provider->getTimer().afterDelay(ms * kj::MILLISECONDS).wait(io.waitScope); }
 
-  Tokens tokens{{"alice", kAlice}, {"bob", kBob}, {kServersTenant, kServers}};
+  Tokens tokens{{"alice", kAlicesToken}, {"bob", kBobsToken}, {kServersTenant, kServers}};
   Folder folder;
   kj::AsyncIoContext io;
   std::unique_ptr<Store> store;

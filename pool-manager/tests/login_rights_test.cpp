@@ -9,7 +9,8 @@ using namespace gpupool::pool;
 using namespace gpupool::test;
 
 TEST_CASE_METHOD(LoginFixture, "a tenant's leases are its own") {
-  auto alice = connect("alice", kAlice), again = connect("alice", kAlice), bob = connect("bob", kBob);
+  auto alice = connect("alice", kAlicesToken), again = connect("alice", kAlicesToken),
+       bob = connect("bob", kBobsToken);
   const auto request = wish("bob");  // whatever it claims
   const Lease held = lease(*alice, request);
   CHECK(held.tenant == "alice");
@@ -35,7 +36,7 @@ TEST_CASE_METHOD(LoginFixture, "a tenant's leases are its own") {
 }
 
 TEST_CASE_METHOD(LoginFixture, "servers join, users lease, neither does the other's") {
-  auto alice = connect("alice", kAlice), node = connect(kServersTenant, kServers);
+  auto alice = connect("alice", kAlicesToken), node = connect(kServersTenant, kServers);
   CHECK(contains(refusal([&] { alice->manager().joinRequest().send().wait(io.waitScope); }),
                  "cannot be used by servers"));
   CHECK(contains(refusal([&] { alice->manager().beatRequest().send().wait(io.waitScope); }),

@@ -58,18 +58,19 @@ class Impostor final : public schema::Manager::Server {
 
 TEST_CASE("token files") {
   Folder folder;
-  const auto tokens = readTokens(write(folder, "# all\n\n alice : " + kAlice + " \r\nbob:" + kBob));
-  CHECK(tokens == Tokens{{"alice", kAlice}, {"bob", kBob}});
+  const auto tokens =
+      readTokens(write(folder, "# all\n\n alice : " + kAlicesToken + " \r\nbob:" + kBobsToken));
+  CHECK(tokens == Tokens{{"alice", kAlicesToken}, {"bob", kBobsToken}});
   const auto complaint = [&](const std::string& text, mode_t mode = 0600) {
     return thrown([&] { readTokens(write(folder, text, mode)); });
   };
-  CHECK(contains(complaint("alice: " + kAlice, 0640), "chmod 600"));
+  CHECK(contains(complaint("alice: " + kAlicesToken, 0640), "chmod 600"));
   CHECK(contains(complaint("alice: short"), "line 1: a token is a word of at least 16"));
-  CHECK(contains(complaint("alice: " + kAlice + " b"), "line 1: a token is a word"));
+  CHECK(contains(complaint("alice: " + kAlicesToken + " b"), "line 1: a token is a word"));
   CHECK(contains(complaint("\nalice"), "line 2: is not of the form"));
-  CHECK(contains(complaint(": " + kAlice), "a tenant's name"));
-  CHECK(contains(complaint(std::string(65, 'x') + ": " + kAlice), "a tenant's name"));
-  CHECK(contains(complaint("a: " + kAlice + "\na: " + kBob), "has a token already"));
+  CHECK(contains(complaint(": " + kAlicesToken), "a tenant's name"));
+  CHECK(contains(complaint(std::string(65, 'x') + ": " + kAlicesToken), "a tenant's name"));
+  CHECK(contains(complaint("a: " + kAlicesToken + "\na: " + kBobsToken), "has a token already"));
   CHECK(contains(complaint("# nobody\n"), "holds no token"));
   CHECK(contains(complaint(std::string((1 << 20) + 1, '#')), "larger than 1 MiB"));
   CHECK(contains(thrown([&] { readTokens(folder.path); }), "is not a file"));
@@ -79,17 +80,17 @@ TEST_CASE("token files") {
 TEST_CASE("whose token is shown") {
   Folder folder;
   CHECK(readCredentials("", "alice").token.empty());
-  const std::string one = write(folder, "alice: " + kAlice);
+  const std::string one = write(folder, "alice: " + kAlicesToken);
   CHECK(readCredentials(one, "").tenant == "alice");
-  CHECK(readCredentials(one, "alice").token == kAlice);
+  CHECK(readCredentials(one, "alice").token == kAlicesToken);
   CHECK(contains(thrown([&] { readCredentials(one, "bob"); }), "no token of tenant 'bob'"));
-  const std::string two = write(folder, "alice: " + kAlice + "\nbob: " + kBob);
-  CHECK(readCredentials(two, "bob").token == kBob);
+  const std::string two = write(folder, "alice: " + kAlicesToken + "\nbob: " + kBobsToken);
+  CHECK(readCredentials(two, "bob").token == kBobsToken);
   CHECK(contains(thrown([&] { readCredentials(two, ""); }), "choose a tenant"));
 }
 
 TEST_CASE("a proof is good once, and on its own connection") {
-  const Tokens file = {{"alice", kAlice}};
+  const Tokens file = {{"alice", kAlicesToken}};
   TokenBook tokens = bookOf(file);
   FailureLimit failures(100, std::chrono::milliseconds(1000));
   const std::vector<std::byte> nonce(schema::kNonceBytes);
@@ -99,22 +100,22 @@ TEST_CASE("a proof is good once, and on its own connection") {
   };
   Login right(tokens, failures, "peer", nullptr), wrong = right, other = right, role = right, unknown = right,
                                                   shortProof = right;
-  const Digest good = proof(right, kAlice);
+  const Digest good = proof(right, kAlicesToken);
   other.begin("alice", nonce);
   CHECK(contains(refusal([&] { other.prove(good); }), "refuses the token of tenant 'alice'"));
   right.prove(good);
   CHECK(right.proven());
   CHECK(contains(refusal([&] { right.prove(good); }), "without a login before it"));
-  CHECK(contains(refusal([&] { wrong.prove(proof(wrong, kBob)); }), "refuses the token"));
+  CHECK(contains(refusal([&] { wrong.prove(proof(wrong, kBobsToken)); }), "refuses the token"));
   CHECK_FALSE(wrong.proven());
   CHECK(contains(refusal([&] { wrong.prove(good); }),
                  "without a login before it"));  // a new challenge for every guess
   // What the manager would answer is no client's proof.
   const auto challenge = role.begin("alice", nonce);
-  const auto reflected = schema::managerProof(schema::verifierOf(kAlice), {"alice", nonce, challenge});
+  const auto reflected = schema::managerProof(schema::verifierOf(kAlicesToken), {"alice", nonce, challenge});
   CHECK(contains(refusal([&] { role.prove(reflected); }), "refuses the token"));
-  CHECK(contains(refusal([&] { unknown.prove(proof(unknown, kAlice, "carol")); }), "tenant 'carol'"));
-  const Digest whole = proof(shortProof, kAlice);
+  CHECK(contains(refusal([&] { unknown.prove(proof(unknown, kAlicesToken, "carol")); }), "tenant 'carol'"));
+  const Digest whole = proof(shortProof, kAlicesToken);
   CHECK(contains(refusal([&] { shortProof.prove(std::span(whole).first(31)); }), "refuses the token"));
   CHECK(contains(refusal([&] { other.begin(std::string(65, 'x'), nonce); }), "malformed login request"));
   CHECK(contains(refusal([&] { other.begin("alice", std::span(nonce).first(31)); }),
@@ -122,7 +123,7 @@ TEST_CASE("a proof is good once, and on its own connection") {
 }
 
 TEST_CASE("guessing is slowed down, by peer") {
-  const Tokens file = {{"alice", kAlice}};
+  const Tokens file = {{"alice", kAlicesToken}};
   TokenBook tokens = bookOf(file);
   FailureLimit failures(3, std::chrono::hours(1));
   const std::vector<std::byte> nonce(schema::kNonceBytes);
@@ -164,7 +165,7 @@ TEST_CASE_METHOD(Hurried, "before the proof a connection gets refusals only, and
     return contains(said, "disconnected") || contains(said, "reset by peer") || contains(said, "Broken pipe");
   };
   CHECK(eventually(ended));
-  auto proven = connect("alice", kAlice);
+  auto proven = connect("alice", kAlicesToken);
   pause(1200);
   proven->manager().leasesRequest().send().wait(io.waitScope);  // a proven one stays
 }
@@ -173,18 +174,18 @@ TEST_CASE_METHOD(LoginFixture, "a peer has so many unproven connections and no m
   std::vector<kj::Own<ManagerConnection>> idle;
   idle.reserve(64);
   for (int i = 0; i < 64; ++i) idle.push_back(bare());
-  CHECK(eventually([&] { return !refusal([&] { connect("alice", kAlice); }).empty(); }));
+  CHECK(eventually([&] { return !refusal([&] { connect("alice", kAlicesToken); }).empty(); }));
   idle.clear();
-  CHECK(eventually([&] { return refusal([&] { connect("alice", kAlice); }).empty(); }));
+  CHECK(eventually([&] { return refusal([&] { connect("alice", kAlicesToken); }).empty(); }));
 }
 
 TEST_CASE("no host takes more connections than its share, proven or not") {
   LoginFixture fixture(3);  // one is the server's
-  auto first = fixture.connect("alice", kAlice), second = fixture.connect("bob", kBob);
-  CHECK_FALSE(refusal([&] { fixture.connect("alice", kAlice); }).empty());
+  auto first = fixture.connect("alice", kAlicesToken), second = fixture.connect("bob", kBobsToken);
+  CHECK_FALSE(refusal([&] { fixture.connect("alice", kAlicesToken); }).empty());
   first = nullptr;
-  CHECK(
-      fixture.eventually([&] { return refusal([&] { first = fixture.connect("alice", kAlice); }).empty(); }));
+  CHECK(fixture.eventually(
+      [&] { return refusal([&] { first = fixture.connect("alice", kAlicesToken); }).empty(); }));
   first->manager().leasesRequest().send().wait(fixture.io.waitScope);
 }
 
@@ -229,23 +230,23 @@ TEST_CASE_METHOD(LoginFixture, "callers of another version are told so, also whe
 
 TEST_CASE("a token file is read again when it has changed") {
   Folder folder;
-  const std::string path = write(folder, "alice: " + kAlice);
+  const std::string path = write(folder, "alice: " + kAlicesToken);
   TokenFile file(path);
   const auto source = credentialsOf(path, "");
   const Tokens& tokens = file.current();
   CHECK(tokens.size() == 1);
-  CHECK(source().token == kAlice);
-  write(folder, "alice: " + kBob + "\nbob: " + kBob);
+  CHECK(source().token == kAlicesToken);
+  write(folder, "alice: " + kBobsToken + "\nbob: " + kBobsToken);
   CHECK(&file.current() == &tokens);
-  CHECK(tokens == Tokens{{"alice", kBob}, {"bob", kBob}});
-  CHECK(source().token == kBob);  // still alice's, who was chosen
-  write(folder, "alice\n");       // what cannot be used changes nothing
+  CHECK(tokens == Tokens{{"alice", kBobsToken}, {"bob", kBobsToken}});
+  CHECK(source().token == kBobsToken);  // still alice's, who was chosen
+  write(folder, "alice\n");             // what cannot be used changes nothing
   CHECK(file.current().size() == 2);
   CHECK(contains(thrown([&] { source(); }), "line 1"));
   std::filesystem::remove(path);
   CHECK(file.current().size() == 2);
-  write(folder, "eve: " + kAlice);
-  CHECK(file.current() == Tokens{{"eve", kAlice}});
+  write(folder, "eve: " + kAlicesToken);
+  CHECK(file.current() == Tokens{{"eve", kAlicesToken}});
 }
 
 TEST_CASE("whoever cannot prove the token is no manager") {
@@ -255,7 +256,7 @@ TEST_CASE("whoever cannot prove the token is no manager") {
   schema::Manager::Client manager(kj::mv(impostor));
   const auto refused = [&] {
     return refusal([&] {
-      const schema::ManagerLink link{kj::Own<kj::AsyncIoStream>(), "head:4780", {"alice", kAlice}, {}};
+      const schema::ManagerLink link{kj::Own<kj::AsyncIoStream>(), "head:4780", {"alice", kAlicesToken}, {}};
       schema::logIn(manager, link).wait(io.waitScope);
     });
   };

@@ -160,8 +160,8 @@ namespace {
 // The less, the better: not joined, room (or its lack), distance.
 using Merit = std::tuple<bool, int64_t, uint64_t>;
 
-struct Pools {
-  explicit Pools(uint64_t seed) : random(seed) {
+struct LinkedPools {
+  explicit LinkedPools(uint64_t seed) : random(seed) {
     for (size_t s = 0; s < 1 + pick(4); ++s)
       servers.push_back(one(std::string(1, static_cast<char>('a' + s))));
   }
@@ -260,7 +260,7 @@ TEST_CASE("whatever joins them: the best set of the best server, and never more 
   std::map<bool, int> joined;
   for (uint64_t seed = 1; seed <= 3000; ++seed) {
     INFO("seed " << seed);
-    Pools pools(seed);
+    LinkedPools pools(seed);
     for (int lease = 0; lease < 4; ++lease) {
       Wish wish{1 + static_cast<uint32_t>(pools.pick(4)), pools.pick(2) == 0 ? 0 : pools.pick(50) * kGiB, ""};
       wish.policy = pools.pick(2) == 0 ? Policy::pack : Policy::spread;

@@ -4,17 +4,17 @@
 #include <random>
 
 #include "catch.h"
-#include "pool-manager/placement.h"
+#include "placement_fixture.h"
 #include "pool-manager/tests/random_devices.h"
 #include "support.h"
 
 using namespace gpupool;
 using namespace gpupool::pool;
+using gpupool::pool::test::kGiB;
 using gpupool::test::contains;
 
 namespace {
 
-constexpr uint64_t kGiB = uint64_t{1} << 30;
 constexpr uint64_t kNow = 1'000'000;
 
 struct Pools {

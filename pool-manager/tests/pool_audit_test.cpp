@@ -7,8 +7,6 @@ using namespace gpupool::test;
 
 namespace {
 
-const Principal kAlice{Principal::Role::user, "alice"}, kBob{Principal::Role::user, "bob"};
-
 template <class Base>
 struct Audited : Base {
   std::vector<AuditEntry> entries(const Principal& who = kAdmin, const AuditQuery& query = {}) {

@@ -8,8 +8,6 @@ using namespace gpupool::test;
 
 namespace {
 
-const ServerLife kB{"b", {1, 0}};
-
 struct Failovers : Suspends {
   // On the server a, with the server b beside it.
   void protectedLease(uint64_t id, bool holderKeeps = true) {

@@ -17,7 +17,8 @@ using namespace gpupool::pool;
 
 inline constexpr uint64_t kGiB = uint64_t{1} << 30;
 inline const Principal kAdmin;
-inline const ServerLife kA{"a", {1, 0}};  // server("a", 1)
+inline const Principal kAlice{Principal::Role::user, "alice"}, kBob{Principal::Role::user, "bob"};
+inline const ServerLife kA{"a", {1, 0}}, kB{"b", {1, 0}};  // server("a", 1)
 
 struct Recorder final : PoolEvents {
   void grant(const Lease& lease) override { grants.push_back(lease); }

@@ -9,7 +9,6 @@ using namespace gpupool::test;
 namespace {
 
 const Id kCheckpoint{7, 7};
-const ServerLife kB{"b", {1, 0}};
 
 struct Holds : Suspends {
   void serverHolds() {

@@ -16,7 +16,7 @@ struct Histories : Fixture {
   std::string name() { return std::string(1, static_cast<char>('a' + pick(4))); }
 
   void join(const std::string& which) {
-    Server facts = test::server(which, ++incarnations, 1 + static_cast<uint32_t>(pick(3)));
+    Server facts = gpupool::test::server(which, ++incarnations, 1 + static_cast<uint32_t>(pick(3)));
     if (pick(4) == 0) facts.overcommitPercent = 200;
     if (pick(6) == 0) facts.devices[0].uuid = "shared by several";
     facts.devices[0].uuid.resize(16, '.');

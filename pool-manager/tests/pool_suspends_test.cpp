@@ -6,12 +6,6 @@ using namespace gpupool;
 using namespace gpupool::pool;
 using namespace gpupool::test;
 
-namespace {
-
-const Principal kAlice{Principal::Role::user, "alice"}, kBob{Principal::Role::user, "bob"};
-
-}  // namespace
-
 TEST_CASE_METHOD(Suspends, "a suspended lease takes only what stays on its device") {
   uint64_t memory = 40 * kGiB;
   SECTION("a part of the device") {}

@@ -9,7 +9,7 @@ TEST_CASE_METHOD(Targets, "the target's server was told, perhaps: what it names 
   migrate({"b"});
   SECTION("no answer") { pool->prepareFailed(kLease, events.prepares[0].number, "silent", false, now); }
   SECTION("lost") {
-    pool->left("b", kB.incarnation, false, now);
+    pool->left("b", kOther.incarnation, false, now);
     joinAndBeat(server("b", 2, 2), {});
   }
   beats({kLease}, {});
@@ -17,13 +17,13 @@ TEST_CASE_METHOD(Targets, "the target's server was told, perhaps: what it names 
   CHECK(at() == "a GPU 0");
   CHECK(freeOn("b") == 1);
   CHECK(revokesOf("b") == 1);
-  pool->revoked(kB, kLease, now);
+  pool->revoked(kOther, kLease, now);
   CHECK(freeOn("b") == 2);
 }
 
 TEST_CASE_METHOD(Targets, "the target's server goes away before it is told") {
   migrate({"b"});
-  pool->left("b", kB.incarnation, true, now);
+  pool->left("b", kOther.incarnation, true, now);
   CHECK(contains(notMoved(), "server b"));
   CHECK(state() == LeaseState::active);
   CHECK(record().placements.size() == 1);
@@ -140,7 +140,7 @@ TEST_CASE_METHOD(Targets,
   CHECK(contains(record().reason, how == End::expired ? "renewed" : "released"));
   CHECK(contains(thrown([&] { pool.pool->places(kAdmin, kLease); }), "the lease has ended: "));
   SECTION("both") {
-    pool->revoked(kB, kLease, now);
+    pool->revoked(kOther, kLease, now);
     CHECK_FALSE(events.over.contains(kLease));
     CHECK(state() == LeaseState::revoking);
     pool->revoked(kA, kLease, now);
@@ -149,13 +149,13 @@ TEST_CASE_METHOD(Targets,
     CHECK_FALSE(stored());
   }
   SECTION("one does not") {
-    pool->revoked(kB, kLease, now);
+    pool->revoked(kOther, kLease, now);
     pool->left("a", kA.incarnation, false, now);
     now += 20'000;
     pool->tick(now);
     CHECK(state() == LeaseState::lost);
     CHECK(events.over.contains(kLease));
-    REQUIRE(pool->beat("b", kB.incarnation, {}, {}, 1, now));
+    REQUIRE(pool->beat("b", kOther.incarnation, {}, {}, 1, now));
     CHECK(freeOn("b") == 2);  // a's are kept
     CHECK(stored()->placements.size() == 1);
     CHECK(stored()->primary().server.name == "a");
@@ -166,12 +166,12 @@ TEST_CASE_METHOD(Targets,
   }
   SECTION("one after the lease was given up") {
     pool->left("a", kA.incarnation, false, now);
-    pool->revokeFailed(kB, kLease, now);
+    pool->revokeFailed(kOther, kLease, now);
     now += 20'000;
     pool->tick(now);
     CHECK(state() == LeaseState::lost);
-    REQUIRE(pool->beat("b", kB.incarnation, {kLease}, {}, 1, now));
-    pool->revoked(kB, kLease, now);
+    REQUIRE(pool->beat("b", kOther.incarnation, {kLease}, {}, 1, now));
+    pool->revoked(kOther, kLease, now);
     CHECK(freeOn("b") == 2);
     REQUIRE(pool.pool->leases().size() == 1);
     pool->drop(kAdmin, kLease, now);
@@ -257,9 +257,9 @@ TEST_CASE_METHOD(Targets, "a target that its server has not been told of does no
     pool->left("a", kA.incarnation, true, now);
     CHECK(state() == LeaseState::active);
     now += 5000;
-    REQUIRE(pool->beat("b", kB.incarnation, {}, {}, 1, now));
+    REQUIRE(pool->beat("b", kOther.incarnation, {}, {}, 1, now));
     CHECK(state() == LeaseState::revoking);
-    pool->revoked(kB, kLease, now);
+    pool->revoked(kOther, kLease, now);
   }
   CHECK(events.over.contains(kLease));
   CHECK(freeOn("b") == 2);

@@ -164,11 +164,11 @@ TEST_CASE_METHOD(Targets, "what cannot be had is refused with the reason, and no
     is(elsewhere(), "b: cordoned");
   }
   SECTION("broken") {
-    REQUIRE(pool->beat("b", kB.incarnation, {}, {"ECC", "ECC"}, 1, now));
+    REQUIRE(pool->beat("b", kOther.incarnation, {}, {"ECC", "ECC"}, 1, now));
     is({"b"}, "GPU 0 (GPU) is broken (ECC)");
   }
   SECTION("not connected") {
-    pool->left("b", kB.incarnation, false, now);
+    pool->left("b", kOther.incarnation, false, now);
     is({"b"}, "b: not connected");
   }
   SECTION("other devices") {
@@ -233,7 +233,7 @@ TEST_CASE_METHOD(Targets, "where nothing has moved the lease is what it was") {
     REQUIRE(revokesOf("b") == 1);
     CHECK(freeOn("b") == 1);
     CHECK(contains(refused({"b"}), "b: it has not confirmed yet that the lease has left it"));
-    pool->revoked(kB, kLease, now);
+    pool->revoked(kOther, kLease, now);
     CHECK(freeOn("b") == 2);
   }
   SECTION("its own server") {
@@ -251,7 +251,7 @@ TEST_CASE_METHOD(Targets, "where nothing has moved the lease is what it was") {
     pool->prepareFailed(kLease, events.prepares[0].number, "no", true, now);
     returned(true);
     CHECK(notMoved() == "server b: no");
-    pool->revoked(kB, kLease, now);
+    pool->revoked(kOther, kLease, now);
     CHECK(freeOn("b") == 2);
   }
   CHECK(state() == LeaseState::active);
@@ -279,7 +279,7 @@ TEST_CASE_METHOD(Targets, "where sessions may have moved the lease keeps both, a
   }
   SECTION("b is lost meanwhile") {
     movesNot("no");
-    pool->left("b", kB.incarnation, false, now);
+    pool->left("b", kOther.incarnation, false, now);
     why = "lost the connection to server b; whether its sessions have moved is not known";
     joinAndBeat(server("b", 2, 2), {kLease});
   }
@@ -317,7 +317,7 @@ TEST_CASE_METHOD(Targets, "a device of a lease that has moved away and back") {
   prepared();
   moves();
   CHECK(at() == "a GPU 0");
-  pool->revoked(kB, kLease, now);
+  pool->revoked(kOther, kLease, now);
   CHECK(freeOn("a") == 1);
   CHECK(freeOn("b") == 2);
   CHECK(record().primary().epoch > events.prepares[0].target.epoch);

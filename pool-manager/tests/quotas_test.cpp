@@ -106,8 +106,6 @@ TEST_CASE("refusals have the figures") {
 
 namespace {
 
-const Principal kAlice{Role::user, "alice"}, kBob{Role::user, "bob"};
-
 // A server of four GPUs of 80 GiB each, on 2026-11-24.
 struct Quoted : Fixture {
   Quoted() {

@@ -9,6 +9,9 @@
 
 namespace gpupool::test {
 
+// Tokens.
+inline const std::string kAlice(32, 'a'), kBob(32, 'b'), kServersToken(32, 's');
+
 struct Reply {
   unsigned status = 0;  // 0: the connection was closed without an answer
   std::map<std::string, std::string> headers;

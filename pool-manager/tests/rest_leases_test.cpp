@@ -24,8 +24,6 @@ struct Leases : RestFixture {
   FakeServer server;
 };
 
-const std::string kAlice(32, 'a'), kBob(32, 'b'), kServersToken(32, 's');
-
 }  // namespace
 
 TEST_CASE_METHOD(Leases, "a lease is made over REST, renewed and released") {

@@ -22,8 +22,6 @@ struct Hurried : RestFixture {
   }
 };
 
-const std::string kAlice(32, 'a'), kBob(32, 'b'), kServersToken(32, 's');
-
 std::string bearer(const std::string& token) { return "Authorization: Bearer " + token + "\r\n"; }
 
 // Its connections are strangers', who need a token.

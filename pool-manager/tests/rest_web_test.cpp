@@ -10,7 +10,7 @@ using namespace gpupool::test;
 
 namespace {
 
-const std::string kToken(32, 'a'), kServersToken(32, 's');
+const std::string& kToken = kAlice;
 
 // Strangers need a token for what is not the page.
 struct Closed : RestFixture {

@@ -6,7 +6,7 @@
 namespace gpupool::test {
 
 inline const Id kLease{1, 1};
-inline const ServerLife kB{"b", {2, 0}};
+inline const ServerLife kOther{"b", {2, 0}};
 
 // Servers a and b with two devices each, and lease 1, which has all of a's first one.
 struct Targets : DiskFixture {
@@ -40,7 +40,7 @@ struct Targets : DiskFixture {
   }
   void beats(const std::vector<Id>& onA, const std::vector<Id>& onB) {
     REQUIRE(pool->beat("a", kA.incarnation, onA, {}, 1, now));
-    REQUIRE(pool->beat("b", kB.incarnation, onB, {}, 1, now));
+    REQUIRE(pool->beat("b", kOther.incarnation, onB, {}, 1, now));
   }
   const LeaseRecord& record() { return pool.pool->leases().at(kLease); }
   LeaseState state() { return record().state; }

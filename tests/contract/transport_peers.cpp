@@ -58,7 +58,7 @@ class Blocked {
   std::vector<std::thread> threads_;
 };
 
-Options smallRings() {
+Options smallPeerRings() {
   Options options;
   options.callBytes = 64 << 10;
   options.controlBytes = 8 << 10;
@@ -95,7 +95,7 @@ TEST_CASE("close ends every wait of this side and of the other") {
   auto transport = GENERATE(from_range(allTransports()));
   CAPTURE(transport);
   bool mine = GENERATE(true, false);
-  Pair pair = connectPair(transport, smallRings());
+  Pair pair = connectPair(transport, smallPeerRings());
   Blocked blocked(*pair.worker);
   std::this_thread::sleep_for(50ms);
   auto start = Clock::now();
@@ -106,7 +106,7 @@ TEST_CASE("close ends every wait of this side and of the other") {
 TEST_CASE("every wait ends when the peer's process is killed") {
   auto transport = GENERATE(from_range(processTransports()));
   CAPTURE(transport);
-  ForkedPeer peer(transport, smallRings(), [](Connection&) { pause(); });
+  ForkedPeer peer(transport, smallPeerRings(), [](Connection&) { pause(); });
   Blocked blocked(*peer.connection);
   std::this_thread::sleep_for(100ms);
   REQUIRE(peer.connection->peer() == Peer::alive);
@@ -245,7 +245,7 @@ bool setLoopback(bool up) {
 // In a process and a network of its own. 0: lost in time; 77: no such network to be had here.
 int loseTheNetwork() {
   if (unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0 || !setLoopback(true)) return 77;
-  Options options = smallRings();
+  Options options = smallPeerRings();
   options.peerTimeout = 800ms;
   ForkedPeer peer("ucx", options, [](Connection&) { pause(); });
   std::this_thread::sleep_for(300ms);
@@ -297,7 +297,7 @@ TEST_CASE("a connection over which nothing moves lets its processes sleep") {
     return sum;
   };
   for (auto& transport : processTransports()) {
-    ForkedPeer peer(transport, smallRings(), [](Connection&) { pause(); });
+    ForkedPeer peer(transport, smallPeerRings(), [](Connection&) { pause(); });
     uint64_t slept = 0, passed = 0;
     for (const auto shift : {50ms, 80ms, 110ms}) {  // of the two sides' signs of life against each other
       ::kill(peer.process, SIGSTOP);
@@ -323,7 +323,7 @@ TEST_CASE("a connection over which nothing moves lets its processes sleep") {
 
 TEST_CASE("a stopped peer is lost after the time allowed for it, and not before") {
   for (auto& transport : processTransports()) {
-    Options options = smallRings();
+    Options options = smallPeerRings();
     options.peerTimeout = 100ms;  // its host still answers: this one does not count
     options.stallTimeout = 600ms;
     ForkedPeer peer(transport, options, [](Connection&) { pause(); });
@@ -343,7 +343,7 @@ TEST_CASE("a stopped peer is lost after the time allowed for it, and not before"
 
 TEST_CASE("a stopped peer is waited for where patience was asked for, and goes on") {
   for (auto& transport : processTransports()) {
-    Options options = smallRings();
+    Options options = smallPeerRings();
     options.peerTimeout = 100ms;
     options.stallTimeout = 1h;
     ForkedPeer peer(transport, options, [](Connection& client) {

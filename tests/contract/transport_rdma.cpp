@@ -29,13 +29,13 @@ bool wanted(const char* transport) {
 }
 
 // A client that says what it likes over the real wire.
-struct HostileClient final : UcxLink::Sink {
+struct HostileRdmaClient final : UcxLink::Sink {
   std::unique_ptr<Connection> worker;
   std::unique_ptr<UcxLink> link;
   Descriptor bootstrap;
   std::vector<WireHeader> heard;
 
-  HostileClient() {
+  HostileRdmaClient() {
     Options options;
     options.wire = NetworkWire::rdma;
     auto [client, accepted] = bootstrapSockets("ucx-rdma");
@@ -70,7 +70,7 @@ struct HostileClient final : UcxLink::Sink {
   }
 };
 
-bool becomesLost(Connection& connection) {
+bool losesPeer(Connection& connection) {
   for (Deadline limit = in(5s); Clock::now() < limit; std::this_thread::sleep_for(1ms))
     if (connection.peer() == Peer::lost) return true;
   return false;
@@ -155,7 +155,7 @@ TEST_CASE("rdma: memory that was taken back is let go only after the peer's tran
 
 TEST_CASE("rdma: a client's keys and requests are checked, and it is given no key") {
   if (!wanted("ucx-rdma")) return;
-  HostileClient client;
+  HostileRdmaClient client;
   auto memory = SharedMemory::create(64 << 10);
   fillPattern(memory->data(), memory->size(), 8);
   Region region = client.worker->share(memory);
@@ -195,11 +195,11 @@ TEST_CASE("rdma: a client's keys and requests are checked, and it is given no ke
   SECTION("a rendezvous ends the session") {
     client.say({.kind = WireKind::put, .number = 1, .region = region, .length = 40 << 10},
                std::vector<std::byte>(40 << 10), UCP_AM_SEND_FLAG_RNDV);
-    CHECK(becomesLost(*client.worker));
+    CHECK(losesPeer(*client.worker));
   }
   SECTION("what only a worker says ends the session") {
     client.say({.kind = WireKind::placed, .number = 1, .length = 8});
-    CHECK(becomesLost(*client.worker));
+    CHECK(losesPeer(*client.worker));
   }
   CHECK(hasPattern(memory->data(), memory->size(), 8));
 }

@@ -29,7 +29,6 @@ add_library(fuzz_worker STATIC
   ${worker}/calls/share.cpp ${worker}/device_pieces.cpp ${worker}/page_hasher.cpp
   ${worker}/shared_events.cpp ${worker}/space_share.cpp ${worker}/space_spare.cpp ${worker}/spare_pages.cpp
   worker/fake_code.cpp worker/fake_driver.cpp worker/fake_memory.cpp worker/stand_ins.cpp)
-gpupool_apart(${worker}/calls/copy.cpp ${worker}/calls/module.cpp ${worker}/calls/texture.cpp)  # as in server/worker
 target_link_libraries(fuzz_worker PUBLIC cuda_headers transports call_rows fatbin image_cache)
 
 fuzzer(frames LIBS fuzz_worker)

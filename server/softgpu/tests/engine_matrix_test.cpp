@@ -5,7 +5,7 @@ namespace gpupool::softgpu::test {
 
 namespace {
 
-Loaded& kernels() {
+Loaded& matrixKernels() {
   static Loaded loaded(readFile(GPUPOOL_KERNELS90_PTX));
   INFO(loaded.error().text);
   REQUIRE(loaded.fine());
@@ -30,7 +30,7 @@ TEST_CASE("wmma of halves") {
   DeviceMemory a(4096), b(4096), c(4096);
   for (int i = 0; i < 16 * 32; ++i)
     a.as<uint16_t>()[i] = halfOf(small(i)), b.as<uint16_t>()[i] = halfOf(small(i + 3));
-  REQUIRE(kernels().run("wmmaHalf", {1}, {32}, a.address(), b.address(), c.address()) == Outcome::ok);
+  REQUIRE(matrixKernels().run("wmmaHalf", {1}, {32}, a.address(), b.address(), c.address()) == Outcome::ok);
   for (int row = 0; row < 16; ++row)
     for (int column = 0; column < 16; ++column) {
       int sum = 1;
@@ -43,7 +43,7 @@ TEST_CASE("mma of halves, through ldmatrix") {
   DeviceMemory a(4096), b(4096), c(4096);
   for (int i = 0; i < 256; ++i)
     a.as<uint16_t>()[i] = halfOf(small(i)), b.as<uint16_t>()[i] = halfOf(small(i + 3));
-  REQUIRE(kernels().run("mmaHalf", {1}, {32}, a.address(), b.address(), c.address()) == Outcome::ok);
+  REQUIRE(matrixKernels().run("mmaHalf", {1}, {32}, a.address(), b.address(), c.address()) == Outcome::ok);
   for (int row = 0; row < 16; ++row)
     for (int column = 0; column < 8; ++column) {
       float sum = 0.5f;
@@ -56,7 +56,7 @@ TEST_CASE("mma of bytes") {
   DeviceMemory a(4096), b(4096), c(4096);
   for (int i = 0; i < 512; ++i)
     a.as<int8_t>()[i] = static_cast<int8_t>(i * 37), b.as<uint8_t>()[i] = static_cast<uint8_t>(i * 91);
-  REQUIRE(kernels().run("mmaBytes", {1}, {32}, a.address(), b.address(), c.address()) == Outcome::ok);
+  REQUIRE(matrixKernels().run("mmaBytes", {1}, {32}, a.address(), b.address(), c.address()) == Outcome::ok);
   for (int row = 0; row < 16; ++row)
     for (int column = 0; column < 8; ++column) {
       int sum = -7;
@@ -68,7 +68,7 @@ TEST_CASE("mma of bytes") {
 TEST_CASE("mma of doubles") {
   DeviceMemory a(4096), b(4096), c(4096);
   for (int i = 0; i < 32; ++i) a.as<double>()[i] = small(i), b.as<double>()[i] = small(i + 3);
-  REQUIRE(kernels().run("mmaDouble", {1}, {32}, a.address(), b.address(), c.address()) == Outcome::ok);
+  REQUIRE(matrixKernels().run("mmaDouble", {1}, {32}, a.address(), b.address(), c.address()) == Outcome::ok);
   for (int row = 0; row < 8; ++row)
     for (int column = 0; column < 8; ++column) {
       double sum = 0;

@@ -15,9 +15,9 @@ using namespace std::chrono_literals;
 
 namespace {
 
-class Watched {
+class WatchedActivity {
  public:
-  explicit Watched(Session& session)
+  explicit WatchedActivity(Session& session)
       : watch_(session, [this](Activity now) {
           {
             std::lock_guard lock(mutex_);
@@ -53,7 +53,7 @@ class Watched {
 TEST_CASE("a program that sends nothing is quiet, and busy with its next frame") {
   Client client;
   client.open();
-  Watched watched(*client.session);
+  WatchedActivity watched(*client.session);
   CHECK(watched.last() == Activity::quiet);
   client.await(ROW("sessionDrain"), Arguments().value(0).value(1));
   CHECK(watched.next() == Activity::busy);
@@ -63,7 +63,7 @@ TEST_CASE("a program that sends nothing is quiet, and busy with its next frame")
 TEST_CASE("while the gate is closed, a program waits as soon as it sends a frame") {
   Client client;
   client.open();
-  Watched watched(*client.session);
+  WatchedActivity watched(*client.session);
   CHECK(watched.last() == Activity::quiet);
   FrameGate& gate = client.session->gate();
   gate.close();
@@ -90,7 +90,7 @@ TEST_CASE("the watch ends with the session, also while a frame waits") {
   Client client;
   client.open();
   {
-    Watched watched(*client.session);
+    WatchedActivity watched(*client.session);
     client.session->gate().close();
     client.post(ROW("sessionDrain"), Arguments().value(0).value(1));
     while (watched.next() != Activity::waiting) {

@@ -264,9 +264,9 @@ TEST_CASE("mirrors: writers on both sides converge") {
 namespace {
 
 // Runs in the descriptors' absence: they are an Output's meanwhile.
-class Kept {
+class KeptDescriptors {
  public:
-  ~Kept() {
+  ~KeptDescriptors() {
     for (int i = 0; i < 2; ++i) {
       dup2(saved_[i], i + 1);
       close(saved_[i]);
@@ -326,7 +326,7 @@ TEST_CASE("output: what the driver prints is taken once, in pieces where it is l
   std::string first, second, third, long1, long2, long3;
   bool wrote = false;
   {
-    Kept kept;
+    KeptDescriptors kept;
     Output output;
     std::printf("from the device\n");
     first = output.take();
@@ -356,7 +356,7 @@ TEST_CASE("output: assertions are the client's, the rest of stderr is the log's"
   std::string device, nothing;
   bool wrote = false;
   {
-    Kept kept;
+    KeptDescriptors kept;
     dup2(log[1], STDERR_FILENO);
     Output output;
     wrote =
