@@ -4,9 +4,9 @@
 // *inside* from before it reads such a name until the frame that needs it is sent. The thread that moves the
 // session closes the way in, and waits until nobody is inside.
 //
-// named: frames follow. Closed before `stopped`. Entered before any other lock of the client; inside
-//        nothing is waited for that a host function or a frame of another thread must bring, but where a
-//        comment says so.
+// named: frames follow. Closed before `stopped`. Entered before any other lock of the client but
+//        HostMemory's growing_; inside nothing is waited for that a host function or a frame of another
+//        thread must bring, but where a comment says so.
 // alone: no frame follows, and none is waited for inside. Closed before `quiet` only, since work under way
 //        may need it: host functions, and the carrier. Any lock may be held.
 //

@@ -119,8 +119,8 @@ CUresult HostMemory::allocate(CUcontext context, size_t bytes, unsigned flags, U
   const bool alone = bytes > kSharedPiece / 4 || mirrored || use == Use::target;
   size_t size = roundUp(bytes, alone ? kPage : kBlock);
   {
-    const Transfers::Inside inside(Session::get().transfers(), Transfers::named);
     std::lock_guard order(growing_);
+    const Transfers::Inside inside(Session::get().transfers(), Transfers::named);
     PieceAt piece = alone ? pieces_.end() : pieceWithRoom(context, size, address);
     if (piece == pieces_.end()) {
       CUresult status = addPiece(context, alone ? size : kSharedPiece, flags, piece);
@@ -143,8 +143,8 @@ CUresult HostMemory::shareFile(CUcontext context, int descriptor, uint64_t offse
                                uint64_t& address) {
   transport::Descriptor file(descriptor);
   Session& session = Session::get();
-  const Transfers::Inside inside(session.transfers(), Transfers::named);
   std::lock_guard order(growing_);
+  const Transfers::Inside inside(session.transfers(), Transfers::named);
   if (!takeAddress(bytes, address)) return CUDA_ERROR_OUT_OF_MEMORY;
   Piece piece;
   piece.context = context;
@@ -194,8 +194,8 @@ bool HostMemory::freeBlock(PieceAt piece, uint64_t address, size_t bytes) {
 
 CUresult HostMemory::release(CUcontext context, uint64_t address) {
   removeMirror(address);
-  std::optional<Transfers::Inside> inside(std::in_place, Session::get().transfers(), Transfers::named);
   std::unique_lock growing(growing_);
+  std::optional<Transfers::Inside> inside(std::in_place, Session::get().transfers(), Transfers::named);
   Piece gone;
   uint64_t start = 0;
   {
@@ -218,8 +218,8 @@ CUresult HostMemory::release(CUcontext context, uint64_t address) {
 
 void HostMemory::contextEnds(CUcontext context) {
   while (true) {
-    std::optional<Transfers::Inside> inside(std::in_place, Session::get().transfers(), Transfers::named);
     std::unique_lock growing(growing_);
+    std::optional<Transfers::Inside> inside(std::in_place, Session::get().transfers(), Transfers::named);
     std::unique_lock lock(mutex_);
     auto kept = std::find_if(pieces_.begin(), pieces_.end(), [&](const auto& piece) {
       return piece.second.context == context && piece.second.used == 0;

@@ -153,9 +153,9 @@ class HostMemory {
   CUresult collect(std::span<Mirror* const> mirrors, uint64_t set = 0);
   static CUresult take(Mirror& mirror, std::span<const unsigned char> runs);
 
-  // Held across the calls that make and drop pieces, inside Transfers::named; taken before every other lock
-  // here. Who holds it reads
-  // pieces_ and blocks_ without mutex_.
+  // Held across the calls that make and drop pieces; taken before every other lock here, and before
+  // Transfers::named is entered: who waits for it inside, while its owner waits there for a new worker, would
+  // keep the session from going on. Who holds it reads pieces_ and blocks_ without mutex_.
   std::mutex growing_;
   mutable std::mutex mutex_;
   std::map<uint64_t, Piece> pieces_;
