@@ -264,7 +264,8 @@ void CallLog::seeLandings(uint64_t word, uint64_t value) {
   for (const Landing& landing : there) digests.push_back(digestOf(landing.address, landing.bytes));
   std::lock_guard lock(mutex_);
   for (size_t i = 0; i < there.size(); ++i)
-    if (Entry* read = entryOf(there[i]); read != nullptr) {
+    // Two threads may hear of the word. The first one shows it; behind that the bytes are the program's.
+    if (Entry* read = entryOf(there[i]); read != nullptr && !read->seen) {
       read->seen = true;
       read->compared = !read->mixed;
       read->digest = digests[i];

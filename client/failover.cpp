@@ -220,7 +220,8 @@ void Session::hearUnseen(const Replay& replay) {
   }
   for (const auto& message : replay.unseenNotices()) handleNotice(message);
   if (!replay.unseenOutput().empty()) hearOutput(replay.unseenOutput());
-  for (const auto& [index, value] : replay.words()) hearWord(index, value);
+  for (const auto& [index, value] : replay.words()) logWord(index, value);
+  for (const auto& [index, value] : replay.words()) showWord(index, value);
   words_->ring();
 }
 

@@ -52,6 +52,8 @@ class Session {
   Words& words() { return *words_; }
   bool mapsMemory() const { return mapsMemory_; }
   // Of host memory's mirrors: their set has another number now. 0: it may not be told unchanged.
+  // How often the session has gone on at another worker.
+  uint64_t moves() const { return moves_.load(std::memory_order_acquire); }
   void setMirrors(uint64_t number) { mirrorSet_.store(number, std::memory_order_release); }
   // What the program may know to be over, although its word has not come: a word is written behind the event
   // that it is for, and others may wait for that event. Records of events are numbered in the order in which
@@ -66,9 +68,17 @@ class Session {
   bool mayKnow(uint64_t moment) const { return observed_ >= moment; }
   // A reply or a notice has told that the word is there. Who waits for it is not woken (Words::ring).
   void hearWord(uint64_t index, uint64_t value) {
-    if (index >= schema::kWordsCount) return;
-    if (__builtin_expect(log_ != nullptr, 0) && words_->value(index) < value) log_->reached(index, value);
-    words_->set(index, value);
+    logWord(index, value);
+    showWord(index, value);
+  }
+  // The two halves of it. Of several words at once all are in the log before one is shown: the program may
+  // change then what came ahead of another.
+  void logWord(uint64_t index, uint64_t value) {
+    if (__builtin_expect(log_ != nullptr, 0) && index < schema::kWordsCount && words_->value(index) < value)
+      log_->reached(index, value);
+  }
+  void showWord(uint64_t index, uint64_t value) {
+    if (index < schema::kWordsCount) words_->set(index, value);
   }
   CUresult sticky() const {
     CUresult status = words_->sticky();

@@ -101,10 +101,15 @@ void Session::handleNotice(std::span<const std::byte> message) {
       // A protected program's answers are all compared when calls are made again, so each is asked for.
       const uint64_t set = header.type == NoticeType::wordsUnchanged ? in.value<uint64_t>() : 0;
       const bool known = set != 0 && log_ == nullptr && set == mirrorSet_.load(std::memory_order_acquire);
+      if (log_ != nullptr)
+        for (Reader ahead = in; ahead.remaining() >= sizeof(schema::WordUpdate);) {
+          const auto update = ahead.value<schema::WordUpdate>();
+          logWord(update.index, update.value);
+        }
       while (in.remaining() >= sizeof(schema::WordUpdate)) {
         const auto update = in.value<schema::WordUpdate>();
         if (known) words_->setUnchanged(update.index, update.value);
-        hearWord(update.index, update.value);
+        showWord(update.index, update.value);
       }
       words_->ring();
       break;

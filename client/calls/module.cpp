@@ -248,10 +248,9 @@ void forgetCode(CUcontext context) {
 
 // Where the server has the code, a protected session names its pieces without the bytes: another server,
 // where the session may go on, gets them then.
-CUresult sendImage(CUcontext context, std::span<const std::byte> bytes, schema::ImageName& name) {
+CUresult offerImage(CUcontext context, std::span<const std::byte> bytes, const schema::ImageName& name,
+                    unsigned& have) {
   Session& session = Session::get();
-  name = nameOfImage(bytes);
-  unsigned have = 0;
   CUresult status = session.await<"sessionImageOffer">(context, name, &have);
   std::shared_ptr<const CallLog::Code> kept;
   if (have != 0) {
@@ -266,6 +265,18 @@ CUresult sendImage(CUcontext context, std::span<const std::byte> bytes, schema::
                                               reinterpret_cast<const unsigned char*>(bytes.data() + at), n);
   }
   return status;
+}
+
+CUresult sendImage(CUcontext context, std::span<const std::byte> bytes, schema::ImageName& name) {
+  name = nameOfImage(bytes);
+  while (true) {
+    const uint64_t moves = Session::get().moves();
+    unsigned have = 0;
+    const CUresult status = offerImage(context, bytes, name, have);
+    // What one server has, the one where the session went on meanwhile may lack: pieces without bytes are
+    // none there.
+    if (status != CUDA_SUCCESS || have == 0 || Session::get().moves() == moves) return status;
+  }
 }
 
 CUresult functionsOfModule(CUmodule module, std::vector<CUfunction>* out) {
