@@ -4,7 +4,7 @@
 CALL(cuEventCreate, Policy, Generated, Mints<"phEvent">, In<"Flags">)
 CALL(cuEventRecord, Policy, None)
 CALL(cuEventRecordWithFlags, Policy, None)
-CALL(cuEventQuery, Policy, Generated | Polls, Handle<"hEvent">)
+CALL(cuEventQuery, Policy, Checked | Polls, Handle<"hEvent">)
 CALL(cuEventSynchronize, Policy, None)
 CALL(cuEventDestroy, Policy | Cleanup, None)
 CALL(cuEventDestroy_v2, Policy | Cleanup, Checked, Frees<"hEvent">)

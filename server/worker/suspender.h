@@ -123,6 +123,7 @@ class Suspender {
   std::string quiesce(Clock::time_point deadline, bool waits = true);
   std::string awaitFrames(Clock::time_point deadline);
   std::string awaitDevice(Clock::time_point deadline);
+  std::string awaitCopies(Clock::time_point deadline);
   std::string whatRuns();
   template <class Ask>
   void askStreams(Ask&& ask);

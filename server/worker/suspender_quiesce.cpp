@@ -25,6 +25,7 @@ std::string Suspender::quiesce(Clock::time_point deadline, bool waits) {
     why = awaitFrames(deadline);
     if (why.empty() && !captureOpen()) {
       why = session_.shared() != 0 ? session_.whyShared() : awaitDevice(deadline);
+      if (why.empty()) why = awaitCopies(deadline);
       if (why.empty()) return "";
       break;
     }
@@ -111,6 +112,13 @@ std::string Suspender::awaitDevice(Clock::time_point deadline) {
   const CUresult status = idle_->status;
   idle_ = nullptr;
   return status == CUDA_SUCCESS ? "" : "its GPU reports a fault: " + session_.driver().describe(status);
+}
+
+// What the idle device has copied for the program is on its way to it: the session is nowhere whole before.
+std::string Suspender::awaitCopies(Clock::time_point deadline) {
+  if (lookUntil(deadline, [this] { return session_.words().settled() || stopping(); }))
+    return stopping() ? "the session is ending" : "";
+  return "what its GPU has copied is still on its way to the program";
 }
 
 // For people: what keeps the device from being idle, as far as can be told. No capture is open.

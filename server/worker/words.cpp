@@ -76,6 +76,13 @@ void Words::whenReached(uint64_t index, uint64_t value, Then then, bool tell) {
   add({{index, value}, std::move(then), tell});
 }
 
+bool Words::settled() const {
+  std::lock_guard lock(mutex_);
+  return calling_ == 0 && std::none_of(watched_.begin(), watched_.end(), [this](const Watched& w) {
+           return w.then && word(w.word.index).load(std::memory_order_acquire) >= w.word.value;
+         });
+}
+
 bool Words::add(Watched watched) {
   {
     std::lock_guard lock(mutex_);
@@ -140,6 +147,7 @@ bool Words::serve(std::vector<schema::WordUpdate>& reached, std::vector<Then>& r
          }) != 0) {
   }
   any_.store(!watched_.empty(), std::memory_order_release);
+  calling_ = ready.size();
   return !watched_.empty();
 }
 
@@ -264,6 +272,10 @@ void Words::run() {
     std::vector<Then> ready;
     bool more = serve(reached, ready);
     for (Then& then : ready) then(CUDA_SUCCESS);
+    if (!ready.empty()) {
+      std::lock_guard lock(mutex_);
+      calling_ = 0;
+    }
     if (!reached.empty()) {
       if (publish_) publish_(reached);
       ring();

@@ -50,6 +50,8 @@ class Words {
   // afterwards, too. Call it before the stream is asked to write the word.
   using Then = std::function<void(CUresult)>;
   void whenReached(uint64_t index, uint64_t value, Then then, bool tell);
+  // No `then` of a word that is there is still to be called, or under way.
+  bool settled() const;
   // While parked nothing moves the words but the client: the threads only look when a watch is added, and
   // sleep.
   void park(bool parked);
@@ -94,13 +96,14 @@ class Words {
   Publish publish_;
   std::function<void(CUresult)> fault_;
   std::shared_ptr<transport::SharedMemory> memory_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_, faultsWanted_;
   bool faultsIdle_ = false;  // nobody waited when the fault thread last looked: wake it when somebody does
   std::vector<Watched> watched_;
-  std::atomic<bool> any_{false};                            // watched_ is not empty
-  std::map<CUcontext, CUstream> probes_;                    // under mutex_: idle streams
-  std::mutex probing_;                                      // taken before mutex_; held while drivers block
+  size_t calling_ = 0;                    // so many `then`s were taken out of it, and have not returned
+  std::atomic<bool> any_{false};          // watched_ is not empty
+  std::map<CUcontext, CUstream> probes_;  // under mutex_: idle streams
+  std::mutex probing_;                    // taken before mutex_; held while drivers block
   std::vector<std::pair<uint64_t, CUstream>> otherProbes_;  // under probing_: of green contexts, by id
   bool stopping_ = false;
   bool parked_ = false;

@@ -1,6 +1,7 @@
 // Order: completion words, events, host functions, stream memory operations, captures.
 #include "server/worker/callbacks.h"
 #include "server/worker/serve.h"
+#include "server/worker/suspender_waits.h"
 
 namespace gpupool::server {
 namespace {
@@ -11,6 +12,7 @@ using Gate = GPUPOOL_ROW(sessionGate);
 using GateOpen = GPUPOOL_ROW(sessionGateOpen);
 using EventRecord = GPUPOOL_ROW(sessionEventRecord);
 using EventDestroy = GPUPOOL_ROW(cuEventDestroy_v2);
+using EventQuery = GPUPOOL_ROW(cuEventQuery);
 using EventElapsed = GPUPOOL_ROW(cuEventElapsedTime_v2);
 using HostFunction = GPUPOOL_ROW(sessionHostFunction);
 using Drain = GPUPOOL_ROW(sessionDrain);
@@ -18,6 +20,9 @@ using Printed = GPUPOOL_ROW(sessionOutput);
 using CaptureInfo = GPUPOOL_ROW(sessionCaptureInfo);
 using BeginCapture = GPUPOOL_ROW(cuStreamBeginCapture_v2);
 using BeginCaptureToGraph = GPUPOOL_ROW(cuStreamBeginCaptureToGraph);
+
+constexpr std::chrono::seconds kCopiesBound{
+    30};  // a client that takes nothing for so long gets no answer, too
 
 // Over a network a stream's word is told without being watched for: whoever keeps credit or synchronises
 // would ask for it next, one way later.
@@ -68,6 +73,18 @@ void eventDestroy(Session& session, Call& call) {
   session.eventTimes().forget(served.get<"hEvent">().id());
   session.sharedEvents().forget(served.get<"hEvent">().id());
   served.close(served.invoke(session.driver().cuEventDestroy_v2));
+}
+
+// An event that a node of a graph has recorded has no word: what was copied ahead of it goes to the client
+// ahead of the answer.
+void eventQuery(Session& session, Call& call) {
+  Served<EventQuery> served(session, call);
+  if (!served.open()) return;
+  const CUresult status = served.invoke(session.driver().cuEventQuery);
+  if (status == CUDA_SUCCESS)
+    lookUntil(std::chrono::steady_clock::now() + kCopiesBound,
+              [&] { return session.words().settled() || session.words().sticky() != CUDA_SUCCESS; });
+  served.close(status);
 }
 
 void eventElapsed(Session& session, Call& call) {
@@ -162,6 +179,7 @@ void addStreamHandlers(HandlerTable& table) {
   table.add<GateOpen>(&openGate);
   table.add<EventRecord>(&eventRecord);
   table.add<EventDestroy>(&eventDestroy);
+  table.add<EventQuery>(&eventQuery);
   table.add<EventElapsed>(&eventElapsed);
   table.add<HostFunction>(&hostFunction);
   table.add<Drain>(&drain);
