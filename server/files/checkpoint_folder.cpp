@@ -161,9 +161,12 @@ void CheckpointFolder::Draft::publish(const std::string& lastFile, std::span<con
   // Not every file system knows that; without it an empty folder of that name goes, and nothing else.
   if (moved != 0 && errno == EINVAL) moved = renameat(root_, draft_.c_str(), place_, name_.c_str());
   if (moved != 0) fail(what, errno);
-  // What fails from here on leaves a whole one. The name is the old one's now.
+  // It is done: whoever took a failure from here on for one of the whole would let the sessions go on beside
+  // their files. Exchanged, the draft's name is the old one's now.
   if (!replaces_) draft_.clear();
-  syncFolder(place_, what);
+  if (fsync(place_) != 0)
+    GPUPOOL_WARNING("%s is written, and may not outlive a failure of this machine's power: %s", name_.c_str(),
+                    std::strerror(errno));
 }
 
 Descriptor CheckpointFolder::open(const std::string& name, const std::string& file) const {

@@ -5,15 +5,14 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <ctime>
 #include <filesystem>
-#include <mutex>
 #include <optional>
 
 #include "base/log.h"
 #include "base/transport_names.h"
 #include "server/front/beside.h"
+#include "server/front/checkpoint_cut.h"
 #include "server/front/checkpoint_files.h"
 #include "server/front/play_back.h"
 
@@ -28,58 +27,6 @@ kj::Exception checkpointFailure(const std::string& text) {
 }
 
 }  // namespace
-
-// What the writers of a checkpoint have in common: the moment in which all of its sessions stand still, and
-// that in which all of its files are whole. Any thread.
-class Checkpoints::Cut {
- public:
-  explicit Cut(size_t sessions) : moving_(sessions), unwritten_(sessions) {}
-  // One more stands still. Waits for all: "" or why it does not come to that.
-  std::string arrive() {
-    std::unique_lock lock(mutex_);
-    if (--moving_ == 0) changed_.notify_all();
-    // Each session's worker answers in its time, or is ended: either is seen by who calls `fail`.
-    changed_.wait(lock, [this] { return moving_ == 0 || !why_.empty(); });
-    return why_;
-  }
-  // The file of one more is whole; behind the last one the checkpoint is published ("" or why not). waits:
-  // until that is done. "" or why not.
-  std::string finish(const std::function<std::string()>& publish, bool waits) {
-    std::unique_lock lock(mutex_);
-    if (!why_.empty()) return why_;
-    if (--unwritten_ == 0) {
-      lock.unlock();
-      std::string why = publish();
-      lock.lock();
-      published_ = why.empty();
-      if (why_.empty()) why_ = why;
-      changed_.notify_all();
-      return why;
-    }
-    if (waits) changed_.wait(lock, [this] { return published_ || !why_.empty(); });
-    return waits && !published_ ? why_ : "";
-  }
-  void fail(const std::string& why) {
-    std::lock_guard lock(mutex_);
-    if (why_.empty()) why_ = why;
-    changed_.notify_all();
-  }
-  std::string why() const {
-    std::lock_guard lock(mutex_);
-    return why_;
-  }
-  bool published() const {
-    std::lock_guard lock(mutex_);
-    return published_;
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  size_t moving_, unwritten_;
-  bool published_ = false;
-  std::string why_;
-};
 
 // What the threads use is theirs as long as they run.
 struct Checkpoints::Job {
@@ -96,7 +43,7 @@ struct Checkpoints::Job {
   std::string path;
   std::optional<CheckpointFolder::Draft> draft;
   std::vector<One> sessions;
-  std::shared_ptr<Cut> cut;
+  std::shared_ptr<CheckpointCut> cut;
   Since since;
 
   // Of a lease that goes back: "" or why that session does not.
@@ -132,7 +79,7 @@ struct Checkpoints::Job {
 // On a thread of its own.
 void Checkpoints::writeFile(int socket, const std::shared_ptr<Job>& job, size_t index) {
   Job::One& one = job->sessions[index];
-  Cut& cut = *job->cut;
+  CheckpointCut& cut = *job->cut;
   TakeDownSteps steps;
   steps.stands = [&] {
     const std::string why = job->hasGoneOn(index);
@@ -329,10 +276,13 @@ kj::Promise<void> Checkpoints::goBack(Id lease, const std::string& name) {
       })
       .then([this, lease, name](const Suspended&) {
         // The manager leases its devices to nobody: there it runs.
-        return restoreNow(lease, name, false).catch_([name](kj::Exception&& failed) -> kj::Promise<void> {
-          return checkpointFailure(std::string(failed.getDescription().cStr()) + "; the lease is held in " +
-                                   name + " now");
-        });
+        return restoreNow(lease, name, false)
+            .catch_([this, lease, name](kj::Exception&& failed) -> kj::Promise<void> {
+              const Grant* grant = leases_.admissible(lease);
+              if (grant == nullptr || !grant->held) return kj::mv(failed);
+              return checkpointFailure(std::string(failed.getDescription().cStr()) +
+                                       "; the lease is held in " + name + " now");
+            });
       });
 }
 
@@ -372,7 +322,7 @@ std::shared_ptr<Checkpoints::Job> Checkpoints::makeJob(const Grant& grant, bool 
     one.rowsHash = facts->rowsHash;
     one.who = sessions_.describe(number);
   }
-  job->cut = std::make_shared<Cut>(job->sessions.size());
+  job->cut = std::make_shared<CheckpointCut>(job->sessions.size());
   return job;
 }
 

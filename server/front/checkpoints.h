@@ -82,7 +82,6 @@ class Checkpoints final : private kj::TaskSet::ErrorHandler {
   }
 
  private:
-  class Cut;
   struct Job;
   // What the sessions were at in a checkpoint that the lease goes back into; null: it is a new one.
   using Since = std::shared_ptr<const std::map<Id, FileFacts>>;

@@ -3,8 +3,11 @@
 
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <set>
+#include <thread>
 
+#include "server/front/checkpoint_cut.h"
 #include "server/tests/session_bench.h"
 
 using namespace gpupool;
@@ -445,4 +448,29 @@ TEST_CASE("files that are damaged at any place are refused, and the whole ones a
   bench.until([&] { return bench.leases.reserved(0) != 0; });
   bench.revoke();
   CHECK_FALSE(failure([&] { order.wait(bench.io.waitScope); }).empty());
+}
+
+TEST_CASE("while files get their place a session that ends decides nothing for the others") {
+  for (const std::string& outcome : {std::string(), std::string("no room")}) {
+    CheckpointCut cut(2);
+    std::promise<void> begun, goOn;
+    const auto publish = [&] {
+      begun.set_value();
+      goOn.get_future().wait();
+      return outcome;
+    };
+    const auto finish = [&] {
+      return std::async(std::launch::async, [&] { return cut.finish(publish, true); });
+    };
+    auto first = finish(), second = finish();
+    begun.get_future().wait();
+    cut.fail("a session has ended");
+    const auto soon = std::chrono::milliseconds(20);
+    CHECK(first.wait_for(soon) == std::future_status::timeout);
+    CHECK(second.wait_for(soon) == std::future_status::timeout);
+    goOn.set_value();
+    CHECK(first.get().empty() == outcome.empty());
+    CHECK(second.get().empty() == outcome.empty());
+    CHECK(cut.published() == outcome.empty());
+  }
 }
