@@ -135,10 +135,13 @@ kj::Promise<Migrated> Migration::migrateNow(Order order) {
         return moveRest(order, those(order), 0, {});
       })
       .then(
-          [this, lease](Migrated total) -> kj::Promise<Migrated> {
+          [this, order, lease](Migrated total) -> kj::Promise<Migrated> {
             if (leases_.admissible(lease) == nullptr)
               return moveFailure("the lease ended while its sessions moved");
-            leases_.unpause(lease);
+            if (isElsewhere(order))
+              unpauseLater(lease);
+            else
+              leases_.unpause(lease);
             GPUPOOL_INFO("lease %s: %u sessions moved, %llu bytes", lease.text().c_str(), total.sessions,
                          static_cast<unsigned long long>(total.movedBytes));
             return kj::evalLater([total] { return total; });
@@ -151,6 +154,18 @@ kj::Promise<Migrated> Migration::migrateNow(Order order) {
                             exception.getDescription().cStr());
             return kj::mv(exception);
           });
+}
+
+// Its revoke comes in a moment, and would end what begins here until then. Whoever begins is told to ask
+// again, and finds the other server. The bound is for a move that the manager gives up.
+void Migration::unpauseLater(const Id& lease) {
+  tasks_.add(timer_.afterDelay(settings_.leftBound).then([this, lease] {
+    return suspension_.lanes().queue<void>(lease, [this, lease]() -> kj::Promise<void> {
+      const Grant* grant = leases_.admissible(lease);
+      if (grant != nullptr && grant->moving && !grant->suspended && !grant->holding) leases_.unpause(lease);
+      return kj::READY_NOW;
+    });
+  }));
 }
 
 // But for those that are there.

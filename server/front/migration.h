@@ -60,6 +60,7 @@ class Migration final : private kj::TaskSet::ErrorHandler {
         25 * kj::SECONDS;  // until another server has one: its Admission's bound, and some
     // Where leases take turns: this one wants its devices, for some time. Not set: they take none.
     std::function<void(const Id&)> wake = nullptr;
+    kj::Duration leftBound = 30 * kj::SECONDS;  // from the last move to another server to the lease's revoke
     kj::Duration turnBound = 10 * kj::MINUTES;  // until a lease that is aside has its turn
   };
 
@@ -95,6 +96,7 @@ class Migration final : private kj::TaskSet::ErrorHandler {
   bool waitsForTurn(const Id& lease, kj::TimePoint until) const;
   kj::Promise<Migrated> migrateInTurn(Order order, kj::TimePoint until);
   kj::Promise<Migrated> migrateNow(Order order);
+  void unpauseLater(const Id& lease);
   std::vector<uint64_t> those(const Order& order) const;
   // `numbers` from `at` on.
   kj::Promise<Migrated> moveRest(Order order, std::vector<uint64_t> numbers, size_t at, Migrated total);
