@@ -25,6 +25,7 @@ namespace {
 
 // The handler's only way out; one WorkerProcess a process.
 volatile int signalDescriptor = -1;
+constexpr int kTellAgainMs = 50;
 constexpr uint64_t kTerminated = 1, kServerDied = uint64_t{1} << 32;  // in the eventfd's sum
 
 void onSignal(int signal) {
@@ -233,6 +234,7 @@ void WorkerProcess::awaitServer(std::unique_lock<std::mutex>& lock, uint64_t gen
 MemoryAnswer WorkerProcess::takeMemory(uint32_t place, uint64_t bytes) {
   std::unique_lock lock(memoryMutex_);
   for (;;) {
+    tellShares();  // what was given back there is free for this
     const uint64_t ticket = nextTicket_++, generation = generation_;
     const uint64_t owed = std::exchange(owed_[place], 0);
     Asked& asked = asked_[ticket];
@@ -355,7 +357,12 @@ std::string WorkerProcess::awaitEnd(std::chrono::milliseconds grace, int clientG
   std::string reason;
   while (reason.empty()) {
     waiting[0].fd = away_ ? door_ : control()->socket;
-    const int ready = poll(waiting, 5, awayLeft());
+    const bool untold = hasUntold_ && !away_;
+    const int ready = poll(waiting, 5, untold ? kTellAgainMs : awayLeft());
+    if (untold) {
+      std::lock_guard lock(memoryMutex_);
+      tellShares();
+    }
     if (ready == 0 && away_) return endAway();
     if (ready <= 0) continue;
     if (waiting[2].revents != 0) return "";

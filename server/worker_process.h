@@ -376,6 +376,7 @@ class WorkerProcess {
   };
   std::map<uint64_t, ShareAsked> shareAsked_;  // by ticket
   std::deque<ShareReport> untold_;             // what the server has not taken yet
+  std::atomic<bool> hasUntold_{false};
 
   // Of the session, for a server that comes later; set before watchServer.
   Id session_;

@@ -5,8 +5,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 
 #include "base/descriptor_passing.h"
+#include "base/log.h"
 #include "schema/convert.h"
 #include "schema/worker.capnp.h"
 #include "server/worker_process.h"
@@ -59,13 +62,17 @@ bool WorkerProcess::sendShare(const Control& control, const ShareReport& said, u
 void WorkerProcess::tellShares() {
   const auto server = control();
   while (!untold_.empty() && sendShare(*server, untold_.front(), 0, -1, MSG_DONTWAIT)) untold_.pop_front();
+  hasUntold_ = !untold_.empty();
 }
 
-// Never waits: what a server that is stopped does not take now goes ahead of the next word about it.
+// Never waits: what a server that is stopped does not take now the watcher tells it again (awaitEnd).
 void WorkerProcess::tellShare(const ShareReport& said) {
   std::lock_guard lock(memoryMutex_);
   untold_.push_back(said);
   tellShares();
+  const uint64_t one = 1;
+  if (hasUntold_ && news_ >= 0 && ::write(news_, &one, sizeof one) < 0)
+    GPUPOOL_WARNING("the server is told only later what is no longer shared: %s", strerror(errno));
 }
 
 ShareAnswer WorkerProcess::share(const ShareReport& said, int descriptor) {

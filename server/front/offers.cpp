@@ -97,6 +97,7 @@ std::optional<Offers::Charge> Offers::close(uint64_t session, uint64_t opening) 
   const auto at = pieces_.find(found->second);
   Piece& piece = at->second;
   piece.openings.erase(found->first);
+  if (piece.device.empty()) piece.former.insert(session);
   openings_.erase(found);
   --openingsOf_[session];
   if (piece.session != 0 || !piece.openings.empty()) return std::nullopt;
@@ -113,6 +114,7 @@ std::vector<Offers::Charge> Offers::leave(uint64_t session) {
   for (auto at = openings_.lower_bound({session, 0}); at != openings_.end() && at->first.first == session;
        at = openings_.lower_bound({session, 0}))
     if (auto charge = close(session, at->first.second)) charges.push_back(*charge);
+  for (auto& [number, piece] : pieces_) piece.former.erase(session);
   offersOf_.erase(session);
   openingsOf_.erase(session);
   return charges;
@@ -122,7 +124,7 @@ std::set<uint64_t> Offers::sharers(uint64_t session, uint32_t place) const {
   std::set<uint64_t> all;
   for (const auto& [number, piece] : pieces_) {
     if (piece.whole.place != place) continue;
-    bool shares = piece.session == session;
+    bool shares = piece.session == session || piece.former.contains(session);
     for (const auto& [opening, lease] : piece.openings) shares = shares || opening.first == session;
     if (!shares) continue;
     if (piece.session != 0) all.insert(piece.session);

@@ -97,6 +97,9 @@ class Offers {
     kj::AutoCloseFd descriptor;
     std::set<Id> offers;
     std::map<std::pair<uint64_t, uint64_t>, Id> openings;  // session and number -> lease
+    // Host memory: sessions that have closed it, and may have marks in it that their streams still have to
+    // write.
+    std::set<uint64_t> former;
     // Device memory that this opening's lease has of another one.
     bool lends(const Id& lease) const { return !device.empty() && lease != account.first; }
   };

@@ -53,6 +53,16 @@ void SessionTable::apply(const Offers::Charge& charge) {
   dropUnusedAccount(charge.account);
 }
 
+// What others go on with is no longer the session's, either, at the devices to which it is moving.
+void SessionTable::giveAtNext(const Session& session, uint32_t place, uint64_t bytes) {
+  const Session* other = next(session.number);
+  if (place == schema::HOST_MEMORY || other == nullptr || other == &session) return;
+  const AccountName there = accountOf(other->facts);
+  const auto account = accounts_.find(there);
+  if (there == accountOf(session.facts) || account == accounts_.end()) return;
+  account->second.give(session.number, place, bytes);
+}
+
 Offers::Asker SessionTable::asker(const Session& session) const {
   return {accountOf(session.facts), session.number, session.facts.devices};
 }
@@ -68,8 +78,8 @@ void SessionTable::hearShare(Session& session, schema::ShareReport::Reader repor
   if (report.isOpen()) shared.token = read(report.getOpen());
   if (report.isEndPiece()) shared.number = report.getEndPiece();
   if (report.isClose()) shared.number = report.getClose();
-  if (session.role == Role::serving) return serveShare(session, kj::mv(shared));
   if (session.role == Role::old || session.dropped) return;
+  if (session.role == Role::serving) return serveShare(session, kj::mv(shared));
   session.shared.push_back(kj::mv(shared));
   if (session.shared.size() > kMostShared) session.worker->kill();
 }
@@ -83,10 +93,12 @@ void SessionTable::serveShare(Session& session, Shared shared) {
       return;
     case schema::ShareReport::END_PIECE:
       if (const auto charge = offers_.endPiece(session.number, shared.number)) {
-        if (charge->to == 0 && charge->place != schema::HOST_MEMORY)
+        if (charge->to == 0 && charge->place != schema::HOST_MEMORY) {
           giveMemory(session, charge->place, charge->bytes);
-        else
+        } else {
           apply(*charge);
+          giveAtNext(session, charge->place, charge->bytes);
+        }
       }
       return;
     case schema::ShareReport::CLOSE:

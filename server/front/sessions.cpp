@@ -299,6 +299,7 @@ void SessionTable::conclude(Session& session, const WorkerChild::Exit& exit, std
   leaveShares(session);
   const auto concluded = takeFrom(living_, session);
   leaveAccount(accountOf(concluded->facts), concluded->number);
+  session.dropped = true;  // another process may have its socket: what comes there is nobody's any more
   changed_();
 }
 

@@ -355,6 +355,7 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   void answerShare(Session& session, Shared shared);
   Offers::Asker asker(const Session& session) const;
   void apply(const Offers::Charge& charge);
+  void giveAtNext(const Session& session, uint32_t place, uint64_t bytes);
   // After something was closed.
   void lookAtBorrowers();
   // Its offers and openings are nobody's any more, or its heirs'; who shares events with it is told.

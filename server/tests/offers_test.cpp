@@ -217,6 +217,12 @@ TEST_CASE("events are on no device, and their lease's devices do not wait for th
   CHECK(opened.part.place == schema::HOST_MEMORY);
   CHECK(offers.lenders().empty());
   CHECK(offers.sharers(kOwner, schema::HOST_MEMORY) == std::set<uint64_t>{kGuest});
+  // Closed by one whose streams may still have to record the event: the others hear of its death.
+  REQUIRE_FALSE(offers.close(kGuest, opened.opening));
+  CHECK(offers.sharers(kOwner, schema::HOST_MEMORY).empty());
+  CHECK(offers.sharers(kGuest, schema::HOST_MEMORY) == std::set<uint64_t>{kOwner});
+  offers.leave(kGuest);
+  CHECK(offers.sharers(kGuest, schema::HOST_MEMORY).empty());
 }
 
 TEST_CASE("nothing is offered on a device that the lease does not have") {
