@@ -108,6 +108,7 @@ void Pool::leaveForHolder(LeaseRecord& record, const std::string& reason) {
 void Pool::comeFromHolder(LeaseRecord& record) {
   record.change = Change::none;
   restored(record);
+  record.standbyLookedMs = latestMs_;  // the one that it has may have to hand its checkpoint on first
   tellStandby(record);
   events_.resumed(record.id);
 }

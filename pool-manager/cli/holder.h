@@ -178,7 +178,15 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   bool held_ = false;      // as the manager last said: the lease is in files
   kj::Maybe<kj::ForkedPromise<void>> acquiring_;
   std::optional<schema::CheckpointKeeper> keeper_;
-  std::map<Id, kj::TimePoint> unanswered_;  // by session: since when a keeper of its checkpoint says nothing
+  // The lease's standby before this one, or before there was none. It may be without its manager alone, or
+  // the manager may only not have heard it again yet.
+  std::optional<pool::Server> formerStandby_;
+  // A server that may have a session's checkpoint, and says nothing of it: since when, and when it was asked
+  // last.
+  struct Silence {
+    kj::TimePoint since, asked;
+  };
+  std::map<std::pair<Id, std::string>, Silence> unanswered_;
   kj::Maybe<kj::ForkedPromise<void>> failingOver_;  // the last one
   bool failOverSettled_ = true;                     // it has been answered, or has failed
   kj::Own<kj::PromiseFulfiller<void>> keepAnew_;    // ends keepLoop's pause, or what it waits for

@@ -85,11 +85,14 @@ kj::Promise<bool> Holder::leaveAtOnce(const pool::ServerLife& lost) {
 // why: what its server said instead of restoring it. What a standby has is later than what is kept here: it
 // keeps them alone.
 kj::Promise<OpenSession> Holder::bringBack(const SessionWish& wish, const std::string& why) {
-  return haveHandedOn(keepersElsewhere(), wish)
-      .then([this, wish, why](bool handed) -> kj::Promise<OpenSession> {
-        if (handed) return toException({Status::waiting, "its standby hands it on"});
-        return bringOwn(wish, why);
-      });
+  std::vector<pool::Server> keepers = keepersElsewhere();
+  // What it has may be older than what others had: it comes last, and only where there is nothing else.
+  if (keeper_ && lease_ && lease_->terms.standbyKeeps && formerStandby_ && !keeper_->has(wish.session))
+    keepers.push_back(*formerStandby_);
+  return haveHandedOn(keepers, wish).then([this, wish, why](bool handed) -> kj::Promise<OpenSession> {
+    if (handed) return toException({Status::waiting, "its standby hands it on"});
+    return bringOwn(wish, why);
+  });
 }
 
 std::vector<pool::Server> Holder::keepersElsewhere() const {
@@ -106,9 +109,9 @@ kj::Promise<bool> Holder::haveHandedOn(std::vector<pool::Server> keepers, const 
   keepers.erase(keepers.begin());
   return askKeeper(keeper, wish, false)
       .then(
-          [this, wish, keepers](HandAnswer&& answer) -> kj::Promise<bool> {
+          [this, wish, keepers, name = keeper.name](HandAnswer&& answer) -> kj::Promise<bool> {
+            unanswered_.erase({wish.session, name});
             if (answer.verdict == schema::HandVerdict::NOTHING) return haveHandedOn(keepers, wish);
-            unanswered_.erase(wish.session);
             if (!answer.error.empty())
               GPUPOOL_INFO("the session is not handed on yet: %s", answer.error.c_str());
             if (answer.verdict != schema::HandVerdict::OVER) return true;
@@ -117,10 +120,12 @@ kj::Promise<bool> Holder::haveHandedOn(std::vector<pool::Server> keepers, const 
           },
           [this, wish, keepers, name = keeper.name](kj::Exception&& error) -> kj::Promise<bool> {
             const kj::TimePoint now = io_.getTimer().now();
-            const kj::TimePoint since = unanswered_.try_emplace(wish.session, now).first->second;
+            Silence& silence = unanswered_.try_emplace({wish.session, name}, Silence{now, now}).first->second;
+            if (now - silence.asked > settings_.standbyLimit) silence.since = now;  // of an earlier failover
+            silence.asked = now;
             GPUPOOL_INFO("server %s, which may have the session's checkpoint, does not answer: %s",
                          name.c_str(), toFailure(error).text.c_str());
-            if (now - since < settings_.standbyLimit) return true;
+            if (now - silence.since < settings_.standbyLimit) return true;
             return haveHandedOn(keepers, wish);
           });
 }

@@ -155,10 +155,10 @@ kj::Promise<void> Holder::announceEnd() {
 // Of who keeps the checkpoints now.
 void Holder::noteStandby(schema::Manager::RenewResults::Reader renewed) {
   if (!lease_ || !lease_->terms.standbyKeeps) return;
-  const bool had = lease_->standby.has_value();
-  lease_->standby.reset();
+  const auto before = std::exchange(lease_->standby, std::nullopt);
   if (renewed.hasStandby()) lease_->standby = pool::read(renewed.getStandby());
-  if (lease_->standby.has_value() != had && keepAnew_.get() != nullptr) keepAnew_->fulfill();
+  if (before && (!lease_->standby || lease_->standby->name != before->name)) formerStandby_ = before;
+  if (lease_->standby.has_value() != before.has_value() && keepAnew_.get() != nullptr) keepAnew_->fulfill();
 }
 
 kj::Promise<void> Holder::renewOnce() {

@@ -62,6 +62,7 @@ TEST_CASE_METHOD(Events, "events goes on when the manager was started again, and
   REQUIRE(until([&] { return seen(watched, "gpupool: the manager does not answer, and is asked again: "); }));
   startManager();
   said({"uncordon", "a"});
+  REQUIRE(until([&] { return service->pool().servers().contains("a"); }));  // it comes back by itself
   said({"cordon", "--reason", "the second", "a"});
   REQUIRE(until([&] { return seen(watched, "the second"); }));
   CHECK(contains(watched.text, "gpupool: the manager answers again"));

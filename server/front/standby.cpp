@@ -90,7 +90,8 @@ void Standby::drop(const Id& lease) {
   Entry& entry = *at->second;
   entry.wanted = false;
   entry.loop = nullptr;
-  if (leases_.contains(lease) && !entry.keeper.empty()) return;
+  // On its way to another server it is what the session is made of there: look() drops it when it is over.
+  if (!entry.handing.empty() || (leases_.contains(lease) && !entry.keeper.empty())) return;
   GPUPOOL_INFO("lease %s: nothing of it is kept here any more", lease.text().c_str());
   entries_.erase(at);
 }
@@ -273,7 +274,7 @@ void Standby::look() {
   std::vector<Id> gone;
   for (auto& [lease, entry] : entries_) {
     if (inPool || entry->taking) entry->heard = now;
-    const bool left = !entry->wanted && !leases_.contains(lease);
+    const bool left = !entry->wanted && entry->handing.empty() && !leases_.contains(lease);
     if (left || now - entry->heard > settings_.term) gone.push_back(lease);
   }
   for (const Id& lease : gone) {
