@@ -64,6 +64,12 @@ start_reaper() {
     2>>"$folder/slurm/scripts.log"
   reaper=$!
 }
+no_reap() { ! pgrep -f "timeout 90 $etc/reap" >/dev/null; }
+stop_reaper() { # and what it has begun
+  kill "$reaper"
+  wait "$reaper" 2>/dev/null
+  until_true no_reap
+}
 reap() { GPUPOOL_SLURM_CONFIG=$folder/slurm/gpupool.conf timeout 90 "$etc/reap" 2>>"$folder/slurm/scripts.log"; }
 works() { printf 'timeout 300 %q --mib 4 --until %q' "$steady" "$folder/$1"; } # a command that works until `touch FILE`
 # A job that was requeued waits for two minutes: not here. Slurm sets that time again at several moments.
@@ -227,8 +233,7 @@ echo "a forgotten job's claims were gone after $((SECONDS - began)) s"
 until_true idle
 
 case_of "a claim that an earlier job of that number has left"
-kill "$reaper" # which would end it
-wait "$reaper" 2>/dev/null
+stop_reaper # which would end it
 next=1000
 for node in n1 n2; do
   GPUPOOL_TOKEN_FILE=$folder/scheduler gpupool claim create --for "$user" --job "alps:$next.$node:0:20200101000000" >/dev/null || fail "no claim"
