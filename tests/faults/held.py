@@ -1,5 +1,5 @@
-"""One run in which a lease is held in files and restored (`gpupool checkpoint --hold`, `gpupool restore`), or goes back to a
-checkpoint while it runs (without `--hold`), and somebody who has a part in that dies or stops at a known moment of it. Afterwards each of the lease's programs has gone on and is right,
+"""One run in which a lease is held in files and restored (`gpupool checkpoint --hold`, `gpupool restore`), and somebody who
+has a part in that dies or stops at a known moment of it. Afterwards each of the lease's programs has gone on and is right,
 be it that the lease was held and had to be restored (again), or has ended with a clear error where that is due; and nothing
 is left."""
 import os
@@ -25,16 +25,12 @@ MOMENTS = {
     "rebuilding": ("restore", ("next", *EVERYBODY)),  # a worker reads the files
     "rebuilt": ("restore", ("next", *EVERYBODY[:4])),  # the sessions wait for their programs, and those stand still
     "switched": ("restore", ("next", *EVERYBODY[:4])),  # the programs are at the new workers
-    "back_half": ("back", ("worker", *EVERYBODY)),  # of a lease that runs: half of the contents are in the files again
-    "back_rebuilding": ("back", ("next", *EVERYBODY)),  # a worker reads them
 }
 KINDS = {f"{moment}-{what}-{who}": (moment, signal.SIGKILL if what == "kill" else signal.SIGSTOP, who)
          for moment, (_, victims) in MOMENTS.items() for what in ("kill", "pause")
          for who in victims if what == "kill" or who in ("server", "manager")}
 # Where a session may end with an error, of those whose death is not the end of all.
-ENDS = {"worker": ("drain", "half", "whole", "back_half"), "next": ("rebuilt", "switched"),
-        "server": ("drain", "half", "rebuilt", "switched", "back_half", "back_rebuilding")}
-SENT = "since the checkpoint"  # refused: the program worked between the two orders
+ENDS = {"worker": ("drain", "half", "whole"), "next": ("rebuilt", "switched"), "server": ("drain", "half", "rebuilt", "switched")}
 MIB, MEMORY = 96, "512MiB"  # of a program; of their lease
 PROGRAM, RIGHT = "steady_work", "ready\nPASS\n"
 # Programs beside one another; each one's status, in the end, in a file.
@@ -227,28 +223,6 @@ class Run:
         self.held()
         self.restore()
         self.until(lambda: all(self.pool.worker_of(pid) not in (0, self.workers[pid]) for pid in self.clients), "the programs")
-
-    def back_until(self, condition, what):
-        """`gpupool restore` of a lease that runs; again where its programs had worked since the checkpoint."""
-        for attempt in range(20):
-            self.name = f"held-{self.plan.seed}-{attempt}"
-            status, _, errors = self.pool.tool("checkpoint", "--drain", "20s", self.lease, self.name, bound=60)
-            if status != 0:
-                raise TimeoutError(f"no checkpoint: {errors}")
-            self.restore()
-            try:
-                self.until(condition, what, ended=True)
-                return
-            except Ended:
-                if self.reaper.end_of(self.started.pid) or SENT not in self.order.text(self.order.errors):
-                    raise
-        raise TimeoutError(f"the programs work between every two orders: {self.order.text(self.order.errors)}")
-
-    def until_back_half(self):
-        self.back_until(lambda: self.written() >= self.plan.programs * MIB << 19, "half of the contents")
-
-    def until_back_rebuilding(self):
-        self.back_until(lambda: self.next() != 0, "a new worker")
 
     def next(self):
         return self.pool.next_of(self.clients[0])
