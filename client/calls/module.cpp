@@ -248,8 +248,8 @@ void forgetCode(CUcontext context) {
 
 // Where the server has the code, a protected session names its pieces without the bytes: another server,
 // where the session may go on, gets them then.
-CUresult offerImage(CUcontext context, std::span<const std::byte> bytes, const schema::ImageName& name,
-                    unsigned& have) {
+static CUresult offerImage(CUcontext context, std::span<const std::byte> bytes, const schema::ImageName& name,
+                           unsigned& have) {
   Session& session = Session::get();
   CUresult status = session.await<"sessionImageOffer">(context, name, &have);
   std::shared_ptr<const CallLog::Code> kept;

@@ -58,9 +58,9 @@ class Migration final : private kj::TaskSet::ErrorHandler {
     kj::Duration workerBound = 20 * kj::SECONDS;  // until there is another one
     kj::Duration arrivalBound =
         25 * kj::SECONDS;  // until another server has one: its Admission's bound, and some
+    kj::Duration leftBound = 30 * kj::SECONDS;  // from the last move to another server to the lease's revoke
     // Where leases take turns: this one wants its devices, for some time. Not set: they take none.
     std::function<void(const Id&)> wake = nullptr;
-    kj::Duration leftBound = 30 * kj::SECONDS;  // from the last move to another server to the lease's revoke
     kj::Duration turnBound = 10 * kj::MINUTES;  // until a lease that is aside has its turn
   };
 

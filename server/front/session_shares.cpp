@@ -147,7 +147,7 @@ std::string SessionTable::borrowers(const Id& lease, uint64_t deviceEpoch) const
   if (numbers.empty()) return "";
   const Session* first = find(*numbers.begin());
   std::string text = describe(*numbers.begin());
-  if (first != nullptr) text += " of lease " + first->facts.lease.text().substr(0, 8);
+  if (first != nullptr) text += " of lease " + shortId(first->facts.lease);
   if (numbers.size() > 1) text += ", and " + std::to_string(numbers.size() - 1) + " more";
   return text;
 }
