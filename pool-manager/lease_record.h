@@ -100,6 +100,7 @@ struct LeaseRecord : StoredLease {
   // By server, as their last beats say.
   std::map<std::string, std::vector<std::string>> hindrances, protection;
   std::map<std::string, std::string> lentTo;
+  uint64_t lentMs = 0;  // when a server that answers said so last
   // As its holder last said, to this manager or to the one before. Of a claim: as its adopters had said to
   // the one before, and only as long as they may not have renewed since (until clientsUntilMs).
   std::vector<WorkerVersion> clients;

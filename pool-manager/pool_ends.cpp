@@ -254,8 +254,10 @@ void Pool::expire(LeaseRecord& record, uint64_t now) {
       startRevoke(record, LeaseState::expired,
                   "its holder, process " + std::to_string(record.process.pid) + ", was killed", now);
   }
-  const bool tooLate = record.state == LeaseState::revoking && lentTo(record, now).empty() &&
-                       now > std::max(record.deadlineMs, record.revokingMs) + times_.driftMs + times_.killMs;
+  if (!lentTo(record, now).empty()) record.lentMs = now;
+  const bool tooLate =
+      record.state == LeaseState::revoking &&
+      now > std::max({record.deadlineMs, record.revokingMs, record.lentMs}) + times_.driftMs + times_.killMs;
   if ((anyGone(record) || tooLate) && !record.runs() && now >= record.triedMs + kRetryMs)
     close(record, now, tooLate);
 }

@@ -76,7 +76,9 @@ TEST_CASE_METHOD(Lending,
     beat("");
   }
   SECTION("by saying nothing") {
-    now += times.silentMs + 1;
+    now += times.silentMs - 1;
+    pool->tick(now);
+    now += 2;
     pool->tick(now);
   }
   SECTION("by going away") {
@@ -84,8 +86,11 @@ TEST_CASE_METHOD(Lending,
     now += 1000;
     pool->tick(now);
   }
-  CHECK(state() == LeaseState::lost);
+  CHECK(state() == LeaseState::revoking);
   CHECK_FALSE(pool->isLent(kLease));
+  now += times.driftMs + times.killMs;
+  pool->tick(now);
+  CHECK(state() == LeaseState::lost);
 }
 
 TEST_CASE_METHOD(Lending, "a server that is told again while memory is lent answers when that is over") {
