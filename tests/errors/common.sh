@@ -1,6 +1,7 @@
 # What the tests of errors share; sourced with the folder of executables, the client library's folder and the program
 # first_error as arguments:  <test>.sh BIN LIBRARY FIRST_ERROR
 # GPUPOOL_TEST_LAUNCHER: words before FIRST_ERROR, as a sanitizer's build needs them.
+# GPUPOOL_TEST_GPUS: UUIDs of GPUs of this machine, in place of software GPUs; a server of start_server has one of them.
 # Each test has pools and a scratch folder of its own and removes both. Skipped cases say why; a test all of whose cases
 # were skipped ends with status 77.
 set -u
@@ -56,8 +57,11 @@ background() { # background COMMAND...: ended with the test
   started+=($!)
 }
 
+IFS=, read -ra real <<<"${GPUPOOL_TEST_GPUS:-}"
+software() { [ ${#real[@]} -ne 0 ] || echo --software "$1"; } # software COUNT: options of `gpupool up`
 gpupool() { timeout 60 "$bin/gpupool" "$@"; }
-up() { gpupool up --detach --software 1 --name node "$@" >"$folder/up" 2>&1 || { cat "$folder/up"; fail "up $*"; }; }
+# shellcheck disable=SC2046 # two words
+up() { gpupool up --detach $(software 1) --name node "$@" >"$folder/up" 2>&1 || { cat "$folder/up"; fail "up $*"; }; }
 down() { gpupool down >/dev/null 2>&1; }
 pid_of() { awk -v role="$1" '$1 == role { print $2 }' "$GPUPOOL_STATE/pool.processes"; }
 declare -A servers
@@ -68,12 +72,14 @@ joined() { grep -q "joined the pool manager" "$folder/$1.log"; }
 start_server() {
   local name=$1
   shift
+  local gpus=(--driver "$(dirname "$library")/libcuda-soft.so")
+  [ ${#real[@]} -eq 0 ] || gpus=(--devices "${real[0]}")
   mkdir -p "$folder/$name" "$folder/$name-locks"
   rm -f "$folder/$name.log"
   GPUPOOL_LOG=info GPUPOOL_SOFT_IDENTITY=$name GPUPOOL_SOFT_DEVICES=${SERVER_GPUS:-1} \
     background "$bin/${SERVER_PROGRAM:-gpupool-server}" --config /dev/null --name "$name" --manager "${GPUPOOL_MANAGER:-unix:$GPUPOOL_STATE/manager.sock}" \
     --state "$folder/$name" --listen 127.0.0.1:0 --device-locks "$folder/$name-locks" --module-cache "$folder/$name-cache" \
-    --driver "$(dirname "$library")/libcuda-soft.so" "$@" >"$folder/$name.log" 2>&1
+    "${gpus[@]}" "$@" >"$folder/$name.log" 2>&1
   # shellcheck disable=SC2034 # for who sources this
   servers[$name]=${started[-1]}
   until_true joined "$name" || fail "server $name does not come: $(cat "$folder/$name.log")"

@@ -71,7 +71,8 @@ lend_and_keep() { # lend_and_keep NAME
   check "both have a lease: $(gpupool leases -v)" test -n "$lender" -a -n "$keeper"
 }
 
-gpupool up --detach --software 2 --transport "$transport" --name node >"$folder/up" 2>&1 || fail "$(cat "$folder/up")"
+# shellcheck disable=SC2046 # two words
+gpupool up --detach $(software 2) --transport "$transport" --name node >"$folder/up" 2>&1 || fail "$(cat "$folder/up")"
 all_free=$(free_bytes)
 
 case_of "memory, events, descriptors and pools between two leases of a tenant, whose owner dies in the end"
