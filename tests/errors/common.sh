@@ -91,6 +91,8 @@ session_workers() {
     ! readlink "/proc/$pid/fd/1" 2>/dev/null | grep -q gpupool-output || echo "$pid"
   done
 }
+# are_gone PID...: they have ended
+are_gone() { local one; for one in "$@"; do [ ! -e "/proc/$one" ] || grep -q '^State:.Z' "/proc/$one/status" 2>/dev/null || return 1; done; }
 alone() { LD_LIBRARY_PATH=$library timeout 60 "${first_error[@]}" "$@"; } # no wrapper: the library alone
 wrapped() { gpupool run -- "${first_error[@]}" "$@"; }
 

@@ -29,7 +29,6 @@ count() { grep -c "$1" "$log"; } # of lines in the server's log
 has_lines() { [ "$(count "$1")" -ge "$2" ]; } # has_lines PATTERN COUNT
 workers() { grep -oE "began, worker [0-9]+" "$log" | grep -oE '[0-9]+'; }
 find_worker() { worker=$(workers | tail -1) && [ -n "$worker" ] && kill -0 "$worker" 2>/dev/null; } # of the last session
-are_gone() { local one; for one in "$@"; do [ ! -e "/proc/$one" ] || grep -q '^State:.Z' "/proc/$one/status" 2>/dev/null || return 1; done; }
 is_new_server() { local now; now=$(pid_of server) && [ -n "$now" ] && [ "$now" != "$1" ]; }
 kill_server() { # its supervisor starts the next one
   local was joins

@@ -12,6 +12,8 @@ using namespace gpupool::server::test;
 
 namespace {
 
+constexpr auto kSoon = 500ms;  // for who never comes: less, and on a busy machine others do not come either
+
 constexpr uint64_t kOther = makeHandle(handles::Kind::stream, 2, 1);
 constexpr uint64_t kModule = makeHandle(handles::Kind::module, 1, 1);
 // prints: each thread its number; faults.
@@ -115,7 +117,7 @@ TEST_CASE("moving: a stream that waits for a frame not yet sent keeps the sessio
   client.post(ROW("cuStreamWaitValue32_v2"),
               Arguments().value(kStream).value(flag).value(1).value(CU_STREAM_WAIT_VALUE_EQ));
   for (int round = 0; round < 2; ++round) {
-    const std::string why = moving.copy(50ms);
+    const std::string why = moving.copy(kSoon);
     CHECK(contains(why, "busy"));
     CHECK(contains(why, "1 stream has work"));
     CHECK(moving.goesOn());
@@ -128,7 +130,7 @@ TEST_CASE("moving: a stream that waits for a frame not yet sent keeps the sessio
 TEST_CASE("moving: a host function under way is waited for") {
   Moving moving;
   moving.beginHostFunction();
-  CHECK(contains(moving.copy(50ms), "1 host function of the program runs"));
+  CHECK(contains(moving.copy(kSoon), "1 host function of the program runs"));
   CHECK(moving.goesOn());
   // The program answers for it when it has stopped already.
   CHECK(moving.copy(kLong, [&] { moving.endHostFunction(); }) == "");
