@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2034,SC2154
 # Sourced by the tests of failover that have several servers, with one software GPU of 2 GiB each, in one pool.
 . "$(dirname "$0")/common.sh"
-[ ${#real[@]} -eq 0 ] || export GPUPOOL_SERVER_DEVICES=${real[1]} # of the server `node`; the others have the first one
+[ ${#real[@]} -eq 0 ] || export GPUPOOL_SERVER_DEVICES=${real[1]:?GPUPOOL_TEST_GPUS: two GPUs are needed} # of the server `node`; the others have the first one
 
 server() { start_server "$@"; }
 processes_of() { pgrep -P "${servers[$1]}" | tr '\n' ' '; echo "${servers[$1]}"; }
