@@ -63,6 +63,16 @@ void JitOptions::write(CUjit_option buffer, CUjit_option size, const std::string
   *written = reinterpret_cast<void*>(bytes + 1);
 }
 
+bool Code::move(Device& target) {
+  uint64_t bytes = 0;
+  for (const AllocationPtr& one : globals) bytes += VaHeap::rounded(one->size);
+  if (!target.reserve(bytes)) return false;
+  devices()[size_t(device)]->release(bytes);
+  for (const AllocationPtr& one : globals) one->device = target.ordinal();
+  device = target.ordinal();
+  return true;
+}
+
 CUresult loadCode(const CodeImage& image, Device& device, Context* owner, ManagedVariables* managed,
                   JitOptions& options, std::shared_ptr<Code>& out) {
   auto code = std::make_shared<Code>();

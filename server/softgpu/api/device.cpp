@@ -123,8 +123,12 @@ Device::Device(int ordinal, int physical, uint64_t bytes)
       physical_(physical),
       total_(bytes),
       uuid_(makeUuid(physical)),
-      heap_(addressPlan().heap + physical * addressPlan().heapStep, addressPlan().heapStep),
-      globals_(addressPlan().globals + physical * addressPlan().globalsStep, addressPlan().globalsBytes) {}
+      heap_(addressPlan().heap + physical * addressPlan().heapStep, addressPlan().heapStep) {}
+
+VaHeap& globalsHeap() {
+  static auto* const heap = new VaHeap(addressPlan().globals, addressPlan().globalsBytes);
+  return *heap;
+}
 
 std::string Device::pciName() const {
   char text[16];
@@ -175,7 +179,7 @@ CUresult cuInit(unsigned int flags) {
   for (int physical : visible) {
     int ordinal = int(all().size());
     auto device = std::make_unique<Device>(ordinal, physical, bytes);
-    if (!device->heap().base() || !device->globals().base()) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!device->heap().base() || !globalsHeap().base()) return CUDA_ERROR_OUT_OF_MEMORY;
     device->primary = std::make_shared<Context>();
     device->primary->device = ordinal;
     device->primary->isPrimary = true;

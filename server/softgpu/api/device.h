@@ -48,9 +48,6 @@ class Device {
   void release(uint64_t bytes);
 
   VaHeap& heap() { return heap_; }  // cuMemAlloc, pools, arrays
-  VaHeap& globals() {
-    return globals_;
-  }  // module globals: apart, so that their addresses depend on modules only
 
   std::shared_ptr<Context> primary;  // one for the process's life; active or not
   std::shared_ptr<MemoryPool> defaultPool;
@@ -62,9 +59,13 @@ class Device {
   const uint64_t total_;
   std::atomic<uint64_t> used_{0};
   CUuuid uuid_{};
-  VaHeap heap_, globals_;
+  VaHeap heap_;
   std::shared_ptr<MemoryPool> pool_;
 };
+
+// Module globals of all devices: apart from other memory, and one heap, so that their addresses depend on
+// modules only, and not on which device a process has.
+VaHeap& globalsHeap();
 
 bool initialized();
 const std::vector<std::unique_ptr<Device>>& devices();  // empty before cuInit

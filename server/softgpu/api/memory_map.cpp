@@ -106,7 +106,7 @@ AllocationPtr allocateDevice(Device& device, uint64_t bytes, uint64_t alignment,
     trimPools(device.ordinal());
     if (!device.reserve(charged)) return nullptr;
   }
-  VaHeap& heap = kind == Allocation::Kind::global ? device.globals() : device.heap();
+  VaHeap& heap = kind == Allocation::Kind::global ? globalsHeap() : device.heap();
   uint64_t base = heap.allocate(bytes, alignment);
   if (!base) {
     device.release(charged);
@@ -145,7 +145,7 @@ void freeAllocation(Allocation& allocation) {
       [[fallthrough]];
     default: {
       Device& device = *devices()[size_t(allocation.device)];
-      VaHeap& heap = allocation.kind == Kind::global ? device.globals() : device.heap();
+      VaHeap& heap = allocation.kind == Kind::global ? globalsHeap() : device.heap();
       heap.free(allocation.base, allocation.size);
       device.release(VaHeap::rounded(allocation.size));
     }

@@ -23,6 +23,8 @@ struct Code {
   int device = 0;
   ~Code();
   const GlobalInfo* global(std::string_view name) const;
+  // Code that nobody has used becomes `target`'s, at the same addresses. False: no memory there.
+  bool move(Device& target);
 };
 
 // What cuFuncSetAttribute and cuKernelSetAttribute set; shared by a kernel and its functions on one device.

@@ -1,9 +1,10 @@
-// The same calls give the same addresses and values in another process: a session that is rebuilt elsewhere
-// finds in its memory what it put there. The other processes are this program again.
+// The same calls give the same addresses and values in another process, and on another device: a session that
+// is rebuilt elsewhere finds in its memory what it put there. The other processes are this program again.
 #include <cuda.h>
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 
@@ -64,17 +65,25 @@ CUmodule load(const std::string& tag, unsigned bytes) {
   return module;
 }
 
+CUlibrary library(const std::string& tag, unsigned bytes) {
+  CUlibrary made = nullptr;
+  MUST_DO(cuLibraryLoadData(&made, code(tag, bytes).c_str(), nullptr, nullptr, 0, nullptr, nullptr, 0));
+  return made;
+}
+
+void showLibrary(CUlibrary library, const std::string& tag) {
+  CUmodule module = nullptr;
+  MUST_DO(cuLibraryGetModule(&module, library));
+  showModule(module, tag);
+}
+
 void modules() {
   CUmodule first = load("A", 1000);
   load("B", 3 << 20);
   MUST_DO(cuModuleUnload(first));
   load("C", 100);
   load("D", 5000);
-  CUlibrary library = nullptr;
-  MUST_DO(cuLibraryLoadData(&library, code("E", 700).c_str(), nullptr, nullptr, 0, nullptr, nullptr, 0));
-  CUmodule ofLibrary = nullptr;
-  MUST_DO(cuLibraryGetModule(&ofLibrary, library));
-  showModule(ofLibrary, "E");
+  showLibrary(library("E", 700), "E");
 }
 
 CUtexObject texture(CUdeviceptr memory) {
@@ -129,11 +138,17 @@ CUgraph conditions(CUcontext context, int count) {
   return graph;
 }
 
-void session() {
+void session(int device) {
   CUcontext context = nullptr;
   MUST_DO(cuInit(0));
-  MUST_DO(cuDevicePrimaryCtxRetain(&context, 0));
+  const CUlibrary early = library("F", 900);  // of no device yet
+  size_t before = 0, after = 0, bytes = 0;
+  MUST_DO(cuDevicePrimaryCtxRetain(&context, device));
   MUST_DO(cuCtxSetCurrent(context));
+  MUST_DO(cuMemGetInfo(&before, &bytes));
+  showLibrary(early, "F");
+  MUST_DO(cuMemGetInfo(&after, &bytes));
+  MUST(device == 0 || after < before);  // its variables are on the device that has its first context
   modules();
   objects();
   CUgraph graph = conditions(context, 3);
@@ -142,11 +157,11 @@ void session() {
   conditions(context, 4);
 }
 
-// What this program prints as another process.
-std::string another() {
+// What this program prints as another process that uses that device.
+std::string another(int device) {
   char self[4096] = {};
   MUST(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
-  FILE* pipe = popen(("'" + std::string(self) + "' session").c_str(), "r");
+  FILE* pipe = popen(("'" + std::string(self) + "' " + std::to_string(device)).c_str(), "r");
   MUST(pipe != nullptr);
   std::string text;
   char line[256];
@@ -157,14 +172,19 @@ std::string another() {
 
 }  // namespace
 
-int main(int count, char**) {
+int main(int count, char** words) {
   if (count > 1) {
-    session();
+    session(std::atoi(words[1]));
     return 0;
   }
-  const std::string once = another(), again = another();
+  MUST(setenv("GPUPOOL_SOFT_DEVICES", "2", 1) == 0);
+  const std::string once = another(0);
   MUST(once.size() > 500);
-  if (once == again) return 0;
-  std::fprintf(stderr, "once:\n%s\nagain:\n%s", once.c_str(), again.c_str());
-  return 1;
+  for (const int device : {0, 1}) {
+    const std::string again = another(device);
+    if (once == again) continue;
+    std::fprintf(stderr, "once:\n%s\nagain, on device %d:\n%s", once.c_str(), device, again.c_str());
+    return 1;
+  }
+  return 0;
 }
