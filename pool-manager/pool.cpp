@@ -116,6 +116,7 @@ void Pool::load(Store& store, const PoolStart& start) {
     const bool moves = record.state == LeaseState::moving && record.target() != nullptr;
     if (record.state == LeaseState::active || (record.state == LeaseState::moving && !moves))
       record.state = LeaseState::granting;
+    record.leftOver = record.state == LeaseState::granting && !record.hold;
     if (record.isPlaced()) record.suspension.kept = record.primary().kept;
     if (record.hold) record.suspension.held = record.hold->held;
     record.deadlineMs = start.nowMs + record.ttlMs;
@@ -205,6 +206,7 @@ void Pool::setState(LeaseRecord& record, LeaseState to) {
                            std::string(name(to)));
   charge(record, latestMs_);
   record.state = to;
+  record.leftOver = false;
   noVictims_.clear();  // this one may be preempted now
   leases_.touch(record);
   if (to == LeaseState::revoking)

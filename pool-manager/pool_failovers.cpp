@@ -30,6 +30,10 @@ void Pool::failOver(const Principal& who, const Id& id, const ServerLife& lost, 
   if (const auto at = leases_.find(id); at != leases_.end() && at->second.state == LeaseState::granting &&
                                         at->second.hold && at->second.hold->atHolder)
     return;  // the answer follows
+  // It has had its server's word, or it would not know that life of it.
+  if (const auto at = leases_.find(id); at != leases_.end() && at->second.leftOver &&
+                                        at->second.ordered.empty() && at->second.server().life() == lost)
+    setState(at->second, LeaseState::active);
   LeaseRecord& record = demandRunning(who, id, "taken to another server");
   if (!record.terms.holderKeeps) refuse(record, "is not protected by its holder");
   if (!record.hold && record.isPlaced() && record.server().life() != lost) {

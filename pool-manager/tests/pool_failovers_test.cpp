@@ -61,6 +61,28 @@ TEST_CASE_METHOD(Failovers, "its holder takes a lease to another server with the
   CHECK(pool->audit(kAdmin, {}, 100).back().event == AuditEvent::restored);
 }
 
+TEST_CASE_METHOD(Failovers,
+                 "the manager was started again, and its server has not said since that it has the lease") {
+  joinAndBeat(server("b", 1));
+  protectedLease(1);
+  restart();
+  joinAndBeat(server("b", 1));
+  REQUIRE(state(1) == LeaseState::granting);
+  SECTION("the server is gone") {}
+  SECTION("it is on its way back") { pool->join(kAdmin, server("a", 1), {}, now); }
+  SECTION("another server than the one that it was on: nothing") {
+    CHECK(contains(thrown([&] { failOver(1, 1, kB); }), "granting"));
+    CHECK(state(1) == LeaseState::granting);
+    return;
+  }
+  failOver(1);
+  REQUIRE(state(1) == LeaseState::granting);
+  REQUIRE(events.grants.back().server.name == "b");
+  pool->granted({1, 1}, now);
+  CHECK(answered(1));
+  CHECK(record(1).server().name == "b");
+}
+
 TEST_CASE_METHOD(Failovers, "what it has left is told so when it comes back, and counts until it says so") {
   joinAndBeat(server("b", 1));
   protectedLease(1);
@@ -162,12 +184,6 @@ TEST_CASE_METHOD(Failovers, "at once it leaves only a server that nobody hears, 
     CHECK(events.resumeFailures.empty());
     return why;
   };
-  SECTION("there is no other place") {
-    protectedLease(1);
-    now += 2000;
-    CHECK(contains(stays(), "it has no other place: "));
-    return;
-  }
   joinAndBeat(server("b", 1));
   protectedLease(1);
   CHECK(contains(stays(), "its server is heard"));
@@ -195,6 +211,15 @@ TEST_CASE_METHOD(Failovers, "at once it leaves only a server that nobody hears, 
     pool->granted({1, 1}, now);
     CHECK(answered(1));
   }
+}
+
+TEST_CASE_METHOD(Failovers, "at once it leaves no server where there is no other place") {
+  protectedLease(1);
+  now += 2000;
+  CHECK(contains(thrown([&] { failOver(1, 0); }), "it has no other place: "));
+  CHECK(state(1) == LeaseState::active);
+  CHECK(record(1).server().name == "a");
+  CHECK(events.resumeFailures.empty());
 }
 
 namespace {
