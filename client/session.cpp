@@ -14,6 +14,7 @@
 #include "base/signals.h"
 #include "base/write_all.h"
 #include "client/holder.h"
+#include "client/order_lock.h"
 #include "client/process.h"
 #include "schema/pci_bus_id.h"
 #include "transports/last_words.h"
@@ -318,6 +319,7 @@ void Session::addWaiter(Waiter* waiter) {
 
 // One waiting thread reads for all; the others sleep until theirs was delivered or the reader leaves.
 void Session::await(Waiter& waiter) {
+  const OrderLock::Lent lent;
   std::unique_lock lock(replyMutex_);
   while (!waiter.done) {
     if (lost_) {

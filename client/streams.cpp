@@ -269,9 +269,9 @@ static CUresult findStream(CUstream handle, StreamRef& out) {
   return CUDA_SUCCESS;
 }
 
-std::unique_lock<std::mutex> lockWords() {
+OrderLock lockWords() {
   static std::mutex order;
-  return std::unique_lock(order);
+  return OrderLock(order);
 }
 
 CUresult resolveStream(CUstream handle, StreamRef& out) {
@@ -289,7 +289,7 @@ static CUresult requestNext(const StreamRef& ref, uint64_t& value) {  // under l
   if (ref.stream->capturing.load()) return CUDA_SUCCESS;  // asked for before the capture began
   if (ref.stream->requested.load(std::memory_order_relaxed) >= value) return CUDA_SUCCESS;
   CUresult status = Session::get().post<"sessionWord">(ref.context, ref.wire, ref.stream->word, value);
-  if (status == CUDA_SUCCESS) ref.stream->requested.store(value, std::memory_order_release);
+  if (status == CUDA_SUCCESS) noteRequested(*ref.stream, value);
   return status;
 }
 
@@ -323,9 +323,10 @@ CUresult endStream(const StreamRef& ref, bool hidden) {
     auto order = lockWords();
     if (stream.ended) return CUDA_ERROR_INVALID_HANDLE;
     requestNext(ref, rest.value);
+    if (stream.ended) return CUDA_ERROR_INVALID_HANDLE;  // while its word was awaited
+    stream.ended = true;
     rest.value = stream.requested.load();
     if (!hidden && !stream.capturing && !isDone(ref, rest.value)) rest.last = markBehind(ref);
-    stream.ended = true;
     status = Session::get().post<"cuStreamDestroy_v2">(ref.context, ref.wire);
   }
   if (rest.last != nullptr) {

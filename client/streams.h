@@ -11,6 +11,7 @@
 
 #include "client/contexts.h"
 #include "client/objects.h"
+#include "client/order_lock.h"
 #include "client/session.h"
 
 namespace gpupool::client {
@@ -85,14 +86,19 @@ CUresult postTo(const StreamRef& ref, A... arguments) {
 // For a row that ends with the stream's word: `send(value)` sends it. Words of one stream must be asked for
 // in the order of their values, so this is one at a time; send must not wait for the device.
 // Without waiting; keepCredit must follow.
-std::unique_lock<std::mutex> lockWords();
+OrderLock lockWords();
+// Under lockWords: asked for up to `value`. Others may have asked for more while this thread awaited a reply.
+inline void noteRequested(Stream& stream, uint64_t value) {
+  if (stream.requested.load(std::memory_order_relaxed) < value)
+    stream.requested.store(value, std::memory_order_release);
+}
 template <class Send>
 CUresult sendWithWord(const StreamRef& ref, uint64_t& value, Send&& send) {
   auto order = lockWords();
   // Counted before it is sent: whoever counts less was sent before it.
   value = ref.stream->posted.fetch_add(1, std::memory_order_acq_rel) + 1;
   CUresult status = send(value);
-  if (status == CUDA_SUCCESS) ref.stream->requested.store(value, std::memory_order_release);
+  if (status == CUDA_SUCCESS) noteRequested(*ref.stream, value);
   return status;
 }
 

@@ -3,11 +3,16 @@
 
 #include <fcntl.h>
 
+#include <atomic>
+#include <cstring>
 #include <deque>
-
-#include "transports/descriptor.h"
+#include <mutex>
+#include <thread>
 
 #include "catch.h"
+#include "client/order_lock.h"
+#include "transports/descriptor.h"
+#include "transports/implementations.h"
 
 using namespace gpupool;
 using transport::Channel;
@@ -144,4 +149,37 @@ TEST_CASE("why a session ends is read though its worker has gone meanwhile") {
   SessionSeam client(std::make_unique<LateWorker>(Channel::control, joined(notice, body, uint64_t{0})));
   client.serve();
   CHECK(client.session->words().sticky() == CUDA_ERROR_ILLEGAL_ADDRESS);
+}
+
+// Failover waits for threads that may want that lock, and the reply comes behind it.
+TEST_CASE("a thread that awaits a reply gives up its order lock for so long") {
+  auto [near, far] = transport::loopbackPair({});
+  SessionSeam client(std::move(near));
+  std::mutex order;
+  std::atomic<bool> held{false};
+  bool heldAgain = false;
+  Session::Waiter waiter;
+  waiter.seq = 7;
+  std::thread awaiting([&] {
+    const OrderLock lock(order);
+    held = true;
+    client.await(waiter);
+    std::thread([&] { heldAgain = !order.try_lock(); }).join();
+  });
+  const auto until = transport::Clock::now() + std::chrono::seconds(20);
+  const auto takes = [&] { return held && order.try_lock(); };
+  bool taken = false;
+  while (!(taken = takes()) && transport::Clock::now() < until) std::this_thread::yield();
+  CHECK(taken);
+  if (taken) order.unlock();
+  schema::Reply reply;
+  reply.seq = waiter.seq;
+  const Bytes bytes = joined(reply);
+  std::byte* room = far->reserve(Channel::call, bytes.size(), until);
+  REQUIRE(room != nullptr);
+  std::memcpy(room, bytes.data(), bytes.size());
+  far->commit(Channel::call, bytes.size());
+  awaiting.join();
+  CHECK(waiter.done);
+  CHECK(heldAgain);
 }

@@ -36,7 +36,7 @@ fuzzer(call_rows LIBS fuzz_worker)
 
 set(client ${CMAKE_SOURCE_DIR}/client)
 fuzzer(client_replies SOURCES ${client}/failover.cpp ${client}/call_log.cpp ${client}/log_memory.cpp ${client}/replay.cpp ${client}/session.cpp ${client}/session_move.cpp ${client}/session_notices.cpp
-  ${client}/move_course.cpp ${client}/transfers.cpp ${client}/words.cpp ${client}/holder.cpp ${client}/process.cpp LIBS transports call_rows)
+  ${client}/move_course.cpp ${client}/order_lock.cpp ${client}/transfers.cpp ${client}/words.cpp ${client}/holder.cpp ${client}/process.cpp LIBS transports call_rows)
 target_compile_definitions(fuzz_client_replies PRIVATE __CUDA_API_VERSION_INTERNAL)
 fuzzer(client_image SOURCES ${client}/image.cpp LIBS base cuda_headers)
 
