@@ -18,7 +18,8 @@
 namespace gpupool::server {
 namespace {
 
-constexpr kj::Duration kEarliest = 2 * kj::SECONDS;  // between two checkpoints that a full log asks for
+// Between two checkpoints that a full log asks for, or a pause of the program.
+constexpr kj::Duration kEarliest = 2 * kj::SECONDS;
 constexpr unsigned kMostRestores = 2;  // from one checkpoint: what follows it may be what kills the worker
 
 }  // namespace
@@ -141,10 +142,16 @@ bool Keeper::isDue(const Kept& kept, uint64_t number, kj::Duration interval) con
   const bool failed = kept.retry != 0 * kj::SECONDS;
   if (!failed && kept.log.wanted && (kept.pages == nullptr || now - kept.at >= kEarliest)) return true;
   if (kept.asked) return true;
-  if (now < kept.next) return false;
   if (kept.pages != nullptr && sending.quiet && sending.changes == kept.seen) return false;
+  if (now < kept.next) return sending.quiet && isDueIdle(kept, interval);
   const bool awaitsPause = kept.pages == nullptr && kept.brought != nullptr;
   return !awaitsPause || sending.quiet || now - kept.at >= interval;
+}
+
+bool Keeper::isDueIdle(const Kept& kept, kj::Duration interval) const {
+  if (kept.pages == nullptr || kept.retry != 0 * kj::SECONDS) return false;
+  const kj::Duration least = kj::max(kEarliest, interval / settings_.idlePart);
+  return timer_.now() - kept.at >= kj::max(least, kept.took * settings_.idleTimes);
 }
 
 std::string Keeper::refuses(const SessionFacts& facts) const {
@@ -206,6 +213,7 @@ void Keeper::offered(const Name& name, const KeptPages& pages, kj::TimePoint mad
   kept.shipped = pages.id;
   kept.shippedOver = connection;
   kept.shippedAt = made;
+  kept.took = kept.took + (timer_.now() - made);
   kept.beginning = false;
   settings_.shipped(name.first, name.second);
   GPUPOOL_INFO("session %s: %s has its checkpoint of frame %llu: %llu bytes, of which %llu had to travel",
@@ -309,6 +317,7 @@ kj::Promise<void> Keeper::writeNow(Name name, uint64_t number) {
   writing->store = kept.store;
   writing->base = kept.pages;
   const uint64_t seen = sessions_.sending(number).changes;
+  const kj::TimePoint began = timer_.now();
   auto [workers, end] = stateSocket();
   auto ours = std::make_shared<Descriptor>(end.release());
   auto taken = beside<bool>([writing, ours] {
@@ -329,12 +338,13 @@ kj::Promise<void> Keeper::writeNow(Name name, uint64_t number) {
   auto both = kj::heapArrayBuilder<kj::Promise<void>>(2);
   both.add(kj::mv(taken));
   both.add(kj::mv(answered));
-  return kj::joinPromises(both.finish()).then([this, name, number, writing, seen] {
-    written(name, number, *writing, seen);
+  return kj::joinPromises(both.finish()).then([this, name, number, writing, seen, began] {
+    written(name, number, *writing, seen, began);
   });
 }
 
-void Keeper::written(const Name& name, uint64_t number, const Writing& writing, uint64_t seen) {
+void Keeper::written(const Name& name, uint64_t number, const Writing& writing, uint64_t seen,
+                     kj::TimePoint began) {
   Kept& kept = kept_[name];
   kept.writing = kept.asked = false;
   std::string why = writing.why();
@@ -351,6 +361,7 @@ void Keeper::written(const Name& name, uint64_t number, const Writing& writing, 
   kept.brought = nullptr;
   kept.serverLost = false;
   kept.at = timer_.now();
+  kept.took = kept.at - began;
   if (first) kept.since = kept.at;
   kept.seen = seen;
   kept.retry = 0 * kj::SECONDS;

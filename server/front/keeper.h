@@ -4,11 +4,13 @@
 //
 // A session is checkpointed into memory of this process, by itself and by the clock: once an interval if
 // frames have come since, when its program has sent none for a moment, or when it has sent frames for a whole
-// interval. The first one comes at once, for until it is there nothing can be restored, and a session that
-// has just begun has little to keep; the second one a second later. Its GPUs must be idle within 100 ms, else
-// it is tried again, more and more rarely. Only what has changed comes (server/files/kept_pages.h), and the
-// last whole checkpoint is kept until the next one is whole: there must be room for one and for what has
-// changed.
+// interval. Before the interval is over a moment in which the program sends nothing is used: nobody waits for
+// that checkpoint, and what has not been sent since cannot differ when it is made again. Where such moments
+// are many, checkpoints take a tenth of the time at most (idleTimes). The first one comes at once, for until
+// it is there nothing can be restored, and a session that has just begun has little to keep; the second one a
+// second later. Its GPUs must be idle within 100 ms, else it is tried again, more and more rarely. Only what
+// has changed comes (server/files/kept_pages.h), and the last whole checkpoint is kept until the next one is
+// whole: there must be room for one and for what has changed.
 //
 // When the process of its worker is gone, and nobody has ended the session, its client is told so
 // (transport::kFailoverWords) and asks for the session's next epoch; it is told to ask again (Admission)
@@ -57,6 +59,9 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
     uint32_t drainMs = 100;
     kj::Duration look = 200 * kj::MILLISECONDS;
     kj::Duration secondAfter = 1 * kj::SECONDS;  // the first one; where the interval is longer
+    // While a program sends nothing, not before such a part of the interval, and so many times what the last
+    // one took until whoever keeps it had it.
+    unsigned idlePart = 30, idleTimes = 10;
     // Then twice as long each time, 30 s at most: of a session that has no checkpoint yet, and of others.
     kj::Duration soonRetry = 200 * kj::MILLISECONDS, firstRetry = 1 * kj::SECONDS;
     kj::Duration offerAgain = 3 * kj::SECONDS;    // each time the whole file is made anew
@@ -109,6 +114,7 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
                   at = kj::origin<kj::TimePoint>();    // of the first, the last
     kj::TimePoint next = kj::origin<kj::TimePoint>();  // not before
     kj::Duration retry = 0 * kj::SECONDS;              // 0: the last attempt was no failure
+    kj::Duration took = 0 * kj::SECONDS;               // the last one, until it was where it is kept
     uint64_t seen = 0;                                 // SessionTable::Sending.changes at the last checkpoint
     bool asked = false;                                // tests: its worker has asked for one
     std::string why;                                   // the last attempt failed
@@ -136,6 +142,7 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
   Kept& keptOf(const Name& name, const SessionFacts& facts);
   void restore(const Name& name, const SessionFacts& next, const Kept& kept);
   bool isDue(const Kept& kept, uint64_t number, kj::Duration interval) const;
+  bool isDueIdle(const Kept& kept, kj::Duration interval) const;
   // Why a session of the lease cannot be protected at all; empty: it can.
   std::string refuses(const SessionFacts& facts) const;
   std::shared_ptr<PageStore> makeStore() const;
@@ -146,7 +153,7 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
   std::string refusesBrought(const SessionFacts& facts) const;
   void write(const Name& name, uint64_t number);
   kj::Promise<void> writeNow(Name name, uint64_t number);
-  void written(const Name& name, uint64_t number, const Writing& writing, uint64_t seen);
+  void written(const Name& name, uint64_t number, const Writing& writing, uint64_t seen, kj::TimePoint began);
   std::string describe(const Kept& kept, bool holderKeeps, const std::string& awayKeeper) const;
   // Who keeps the lease's checkpoints, or is to; for people.
   std::string keeperOf(const Id& lease) const;

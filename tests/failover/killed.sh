@@ -46,8 +46,23 @@ check "it says of it nothing but its rounds' time: $err" test "$(grep -c gpupool
 check "checkpoints came through shared memory" has_logged ' [1-9][0-9]* pages came through shared memory'
 check "and went back through it" has_logged ' [1-9][0-9]* of [0-9]+ parts of a checkpoint went through shared memory'
 
-case_of "one that works goes on, and what it has sent since its checkpoint is made again"
+case_of "one that pauses has a checkpoint long before its interval is over, and nothing is made again"
 export GPUPOOL_LOG=info
+checkpoints() { grep -Ec 'checkpoint of frame [0-9]+ is kept' "$GPUPOOL_STATE/server.log"; }
+one_more() { [ "$(checkpoints)" -gt "$made" ]; }
+protect=(--protect --protect-interval 90s)
+steady pauses --rounds 2 --pause 20000
+check "it is protected: $(said)" until_true is_covered # by the second one, too
+made=$(checkpoints)
+go
+check "there is one behind its first round: $(said)" until_true one_more
+kill_worker
+check "another worker has it: $(said)" until_true says_of_it "restored 1 time"
+ends pauses
+check "it is right: $status $out $err" right
+check "nothing was made again: $err" has "$err" ": 0 calls made again, 0 of kernels"
+
+case_of "one that works goes on, and what it has sent since its checkpoint is made again"
 made_again() { grep -Eqc "epoch $1: [0-9]+ calls made again, [1-9][0-9]* of kernels, .*[1-9][0-9]* answers compared" "$folder/calls.err"; }
 busy_again() { says_of_it 'the calls since then take'; }
 # A first checkpoint is followed by a second one after a second, this one by none within the hour: its calls stay.
