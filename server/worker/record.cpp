@@ -235,9 +235,9 @@ void Record::consume(uint64_t object) {
   dropIfUnused(Life(found->second));
 }
 
-void Record::captureBegins(uint64_t stream, uint64_t capture) {
+void Record::captureBegins(uint64_t stream, uint64_t capture, uint64_t frame) {
   std::lock_guard lock(mutex_);
-  capturesOf_[stream] = capture;
+  capturesOf_[stream] = {capture, frame};
   captures_ = capturesOf_.size();
 }
 
@@ -245,10 +245,17 @@ uint64_t Record::captureEnds(uint64_t stream) {
   std::lock_guard lock(mutex_);
   const auto found = capturesOf_.find(stream);
   if (found == capturesOf_.end()) return 0;
-  const uint64_t capture = found->second;
+  const uint64_t capture = found->second.capture;
   capturesOf_.erase(found);
   captures_ = capturesOf_.size();
   return capture;
+}
+
+uint64_t Record::captureFrame(uint64_t capture) const {
+  std::lock_guard lock(mutex_);
+  for (const auto& [stream, begun] : capturesOf_)
+    if (begun.capture == capture) return begun.frame;
+  return 0;
 }
 
 void Record::abandon(uint64_t capture) {

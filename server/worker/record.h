@@ -79,9 +79,11 @@ class Record {
 
   // Captures that are open: while there are some, calls on streams may belong to one. `capture`: as the
   // driver numbers it. A capture that was invalidated has no number any more; the stream that it began in
-  // has.
-  void captureBegins(uint64_t stream, uint64_t capture);
+  // has. frame: with which it began.
+  void captureBegins(uint64_t stream, uint64_t capture, uint64_t frame);
   uint64_t captureEnds(uint64_t stream);
+  // The frame with which that open capture began; 0: none did.
+  uint64_t captureFrame(uint64_t capture) const;
   bool capturing() const { return captures_.load(std::memory_order_relaxed) > 0; }
   // A capture has failed: nothing is left of it.
   void abandon(uint64_t capture);
@@ -141,7 +143,10 @@ class Record {
   };
   std::unordered_map<std::pair<uint64_t, uint64_t>, std::vector<Log::iterator>, KeyHash> keyed_;
   std::deque<Life> unloaded_;
-  std::unordered_map<uint64_t, uint64_t> capturesOf_;  // by the stream that each began in
+  struct Begun {
+    uint64_t capture = 0, frame = 0;
+  };
+  std::unordered_map<uint64_t, Begun> capturesOf_;  // by the stream that each began in
   std::atomic<size_t> captures_{0};
   std::atomic<uint64_t> changes_{0};
 };

@@ -105,7 +105,7 @@ class Served {
   uint64_t streamId() { return arguments_.template get<"hStream">().id(); }
   void beginCapture() {
     capture_ = session_.captureOf(arguments_.template get<"hStream">().value());
-    session_.record().captureBegins(streamId(), capture_);
+    session_.record().captureBegins(streamId(), capture_, call_.frame.seq);
   }
   // The graph that was captured is what was recorded of its capture.
   void endCapture(bool success) {

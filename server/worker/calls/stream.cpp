@@ -158,6 +158,9 @@ void captureInfo(Session& session, Call& call) {
   CUresult status = session.driver().cuStreamGetCaptureInfo_v3(
       served.get<"stream">().value(), &served.get<"status">().plain(), &served.get<"id">().plain(),
       served.get<"graph">().pass(), &dependencies, &edges, &count);
+  // Numbered by the frame that it began with: a worker that makes the call again has the same number for it.
+  auto& id = served.get<"id">().plain();
+  if (const uint64_t frame = session.record().captureFrame(id); frame != 0) id = frame;
   auto& nodes = served.get<"dependencies">().array();
   auto& data = served.get<"edges">().array();
   count = std::min(count, nodes.size());

@@ -96,6 +96,32 @@ TEST_CASE("a captured graph is recorded as the calls that made it, and goes with
   CHECK(record.size() == before);
 }
 
+TEST_CASE("a capture is numbered by the frame that it began with, which is the same where it is made again") {
+  Client client;
+  client.open();
+  REQUIRE(client.await(ROW("cuStreamCreateWithPriority"), Arguments().value(kStream).value(1).value(0))
+              .status() == CUDA_SUCCESS);
+  for (int round = 0; round < 2; ++round) {
+    REQUIRE(client.await(ROW("cuStreamBeginCapture_v2"), Arguments().value(kStream).value(0)).status() ==
+            CUDA_SUCCESS);
+    const uint64_t frame = client.seq;
+    for (int asked = 0; asked < 2; ++asked) {
+      // The status and the number alone are wanted.
+      const auto answer =
+          client.await(ROW("sessionCaptureInfo"),
+                       Arguments().value(kStream).value(1).value(1).value(0).value(0).value(0).value(0));
+      REQUIRE(answer.status() == CUDA_SUCCESS);
+      uint64_t stateAndId[2] = {};
+      REQUIRE(answer.outputs.size() >= sizeof stateAndId);
+      std::memcpy(stateAndId, answer.outputs.data(), sizeof stateAndId);
+      CHECK(stateAndId[0] == CU_STREAM_CAPTURE_STATUS_ACTIVE);
+      CHECK(stateAndId[1] == frame);
+    }
+    REQUIRE(client.await(ROW("cuStreamEndCapture"), Arguments().value(kStream).value(1)).status() ==
+            CUDA_SUCCESS);
+  }
+}
+
 // Graphs that are captured and instantiated anew, graphs that are updated, textures, events and streams that
 // come and go, attributes that are set again: what a training program does for an hour.
 TEST_CASE("the record stays as large as what lives, however long the program runs") {
