@@ -285,7 +285,10 @@ CUresult resolveStream(CUstream handle, StreamRef& out) {
 
 static CUresult requestNext(const StreamRef& ref, uint64_t& value) {  // under lockWords
   value = ref.stream->posted.load(std::memory_order_acquire);
-  if (ref.stream->ended) return CUDA_SUCCESS;             // asked for before
+  if (ref.stream->ended) {  // asked for before its end; what was counted since was not sent
+    value = ref.stream->requested.load(std::memory_order_acquire);
+    return CUDA_SUCCESS;
+  }
   if (ref.stream->capturing.load()) return CUDA_SUCCESS;  // asked for before the capture began
   if (ref.stream->requested.load(std::memory_order_relaxed) >= value) return CUDA_SUCCESS;
   CUresult status = Session::get().post<"sessionWord">(ref.context, ref.wire, ref.stream->word, value);

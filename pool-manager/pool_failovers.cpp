@@ -30,11 +30,11 @@ void Pool::failOver(const Principal& who, const Id& id, const ServerLife& lost, 
   if (const auto at = leases_.find(id); at != leases_.end() && at->second.state == LeaseState::granting &&
                                         at->second.hold && at->second.hold->atHolder)
     return;  // the answer follows
-  // It has had its server's word, or it would not know that life of it.
-  if (const auto at = leases_.find(id); at != leases_.end() && at->second.leftOver &&
-                                        at->second.ordered.empty() && at->second.server().life() == lost)
-    setState(at->second, LeaseState::active);
-  LeaseRecord& record = demandRunning(who, id, "taken to another server");
+  // The holder has had the word of its server, or it would not know that life of it.
+  const auto found = leases_.find(id);
+  const bool leftOver = found != leases_.end() && found->second.leftOver && found->second.ordered.empty() &&
+                        found->second.server().life() == lost;
+  LeaseRecord& record = leftOver ? found->second : demandRunning(who, id, "taken to another server");
   if (!record.terms.holderKeeps) refuse(record, "is not protected by its holder");
   if (!record.hold && record.isPlaced() && record.server().life() != lost) {
     if (record.state != LeaseState::active) refuseNow(record);
@@ -44,7 +44,8 @@ void Pool::failOver(const Principal& who, const Id& id, const ServerLife& lost, 
     if (waitMs == 0)
       if (const std::string why = staysForNow(who, record, now); !why.empty())
         refuse(record, "stays where it is: " + why);
-    if (!mayLeaveForHolder(record)) return events_.notResumed(id, {Failure::Kind::noDevice, kMoving});
+    if (!leftOver && !mayLeaveForHolder(record))
+      return events_.notResumed(id, {Failure::Kind::noDevice, kMoving});
     record.changedBy = who.text();
     leaveForHolder(record, "its holder does not reach server " + lost.name + " any more");
   }
@@ -58,8 +59,9 @@ void Pool::failOver(const Principal& who, const Id& id, const ServerLife& lost, 
 // A server that is only slow keeps its leases. That its holder does not hear it counts if the manager has
 // missed a beat of it, too, and if nobody else gets what the lease leaves before it has another place.
 std::string Pool::staysForNow(const Principal& who, const LeaseRecord& record, uint64_t now) const {
-  if (record.state != LeaseState::active || record.change != Change::none)
+  if ((record.state != LeaseState::active && !record.leftOver) || record.change != Change::none)
     return "something else is under way with it";
+  if (record.leftOver && now < settledMs_) return "its server may be on its way back to this manager";
   const auto server = servers_.find(record.server().name);
   if (server != servers_.end() && server->second.connected &&
       now < server->second.beatMs + uint64_t{2} * times_.beatMs)

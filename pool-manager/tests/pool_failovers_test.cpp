@@ -68,6 +68,9 @@ TEST_CASE_METHOD(Failovers,
   restart();
   joinAndBeat(server("b", 1));
   REQUIRE(state(1) == LeaseState::granting);
+  const auto leavesAtOnce = [&] { return thrown([&] { failOver(1, 0); }); };
+  CHECK(contains(leavesAtOnce(), "may be on its way back"));
+  REQUIRE(state(1) == LeaseState::granting);
   SECTION("the server is gone") {}
   SECTION("it is on its way back") { pool->join(kAdmin, server("a", 1), {}, now); }
   SECTION("another server than the one that it was on: nothing") {

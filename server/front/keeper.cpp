@@ -120,7 +120,8 @@ void Keeper::lookAt(const Grant& grant, uint64_t number) {
     return;
   }
   if (stopped_ || grant.paused || grant.suspended) return;
-  if (isDue(kept, number, interval)) write(name, number);
+  kept.idle = isDueIdle(kept, number, interval);
+  if (kept.idle || isDue(kept, number, interval)) write(name, number);
 }
 
 Keeper::Kept& Keeper::keptOf(const Name& name, const SessionFacts& facts) {
@@ -142,16 +143,20 @@ bool Keeper::isDue(const Kept& kept, uint64_t number, kj::Duration interval) con
   const bool failed = kept.retry != 0 * kj::SECONDS;
   if (!failed && kept.log.wanted && (kept.pages == nullptr || now - kept.at >= kEarliest)) return true;
   if (kept.asked) return true;
+  if (now < kept.next) return false;
   if (kept.pages != nullptr && sending.quiet && sending.changes == kept.seen) return false;
-  if (now < kept.next) return sending.quiet && isDueIdle(kept, interval);
   const bool awaitsPause = kept.pages == nullptr && kept.brought != nullptr;
   return !awaitsPause || sending.quiet || now - kept.at >= interval;
 }
 
-bool Keeper::isDueIdle(const Kept& kept, kj::Duration interval) const {
-  if (kept.pages == nullptr || kept.retry != 0 * kj::SECONDS) return false;
+// A program that waits for a long kernel is quiet, too: then it fails, and is not tried again.
+bool Keeper::isDueIdle(const Kept& kept, uint64_t number, kj::Duration interval) const {
+  const kj::TimePoint now = timer_.now();
+  if (now >= kept.next || kept.pages == nullptr || kept.offering || kept.idleOver) return false;
+  const SessionTable::Sending sending = sessions_.sending(number);
+  if (!sending.quiet || sending.changes == kept.seen) return false;
   const kj::Duration least = kj::max(kEarliest, interval / settings_.idlePart);
-  return timer_.now() - kept.at >= kj::max(least, kept.took * settings_.idleTimes);
+  return now - kept.at >= kj::max(least, (kept.took + kept.wayTook) * settings_.idleTimes);
 }
 
 std::string Keeper::refuses(const SessionFacts& facts) const {
@@ -187,6 +192,7 @@ void Keeper::lookToOffer(const Name& name, uint64_t number) {
     return;
   }
   kept.offering = true;
+  kept.offered = timer_.now();
   const auto pages = kept.pages;
   const kj::TimePoint made = kept.at;
   tasks_.add(kj::evalNow([&] { return desk_.offer(*facts, pages); })
@@ -213,7 +219,7 @@ void Keeper::offered(const Name& name, const KeptPages& pages, kj::TimePoint mad
   kept.shipped = pages.id;
   kept.shippedOver = connection;
   kept.shippedAt = made;
-  kept.took = kept.took + (timer_.now() - made);
+  kept.wayTook = timer_.now() - kept.offered;
   kept.beginning = false;
   settings_.shipped(name.first, name.second);
   GPUPOOL_INFO("session %s: %s has its checkpoint of frame %llu: %llu bytes, of which %llu had to travel",
@@ -365,6 +371,7 @@ void Keeper::written(const Name& name, uint64_t number, const Writing& writing, 
   if (first) kept.since = kept.at;
   kept.seen = seen;
   kept.retry = 0 * kj::SECONDS;
+  kept.idle = kept.idleOver = false;
   kept.restored = 0;
   kept.why.clear();
   const Grant* grant = leases_.admissible(name.first);
@@ -383,6 +390,10 @@ void Keeper::written(const Name& name, uint64_t number, const Writing& writing, 
 }
 
 void Keeper::failed(Kept& kept, const std::string& why) {
+  if (std::exchange(kept.idle, false)) {
+    kept.idleOver = true;
+    return;
+  }
   GPUPOOL_INFO("%s: no checkpoint: %s", kept.who.c_str(), why.c_str());
   kept.why = why;
   const bool none = kept.pages == nullptr && kept.brought == nullptr;

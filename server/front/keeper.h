@@ -111,13 +111,16 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
     std::shared_ptr<const KeptPages> pages;  // the last whole checkpoint; null: none yet
     std::shared_ptr<PageStore> store;        // where those of the session are
     kj::TimePoint since = kj::origin<kj::TimePoint>(),
-                  at = kj::origin<kj::TimePoint>();    // of the first, the last
-    kj::TimePoint next = kj::origin<kj::TimePoint>();  // not before
-    kj::Duration retry = 0 * kj::SECONDS;              // 0: the last attempt was no failure
-    kj::Duration took = 0 * kj::SECONDS;               // the last one, until it was where it is kept
-    uint64_t seen = 0;                                 // SessionTable::Sending.changes at the last checkpoint
-    bool asked = false;                                // tests: its worker has asked for one
-    std::string why;                                   // the last attempt failed
+                  at = kj::origin<kj::TimePoint>();                  // of the first, the last
+    kj::TimePoint next = kj::origin<kj::TimePoint>();                // not before
+    kj::Duration retry = 0 * kj::SECONDS;                            // 0: the last attempt was no failure
+    kj::Duration took = 0 * kj::SECONDS, wayTook = 0 * kj::SECONDS;  // the last one; its way to who keeps it
+    kj::TimePoint offered = kj::origin<kj::TimePoint>();             // when that began
+    bool idle = false;       // the one that is being made: not for the interval, but since the program pauses
+    bool idleOver = false;   // that has failed: not before the next one
+    uint64_t seen = 0;       // SessionTable::Sending.changes at the last checkpoint
+    bool asked = false;      // tests: its worker has asked for one
+    std::string why;         // the last attempt failed
     bool beginning = false;  // its client has not been told of any: it has its calls since the beginning
     ClientLog log;
     bool writing = false;
@@ -142,7 +145,7 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
   Kept& keptOf(const Name& name, const SessionFacts& facts);
   void restore(const Name& name, const SessionFacts& next, const Kept& kept);
   bool isDue(const Kept& kept, uint64_t number, kj::Duration interval) const;
-  bool isDueIdle(const Kept& kept, kj::Duration interval) const;
+  bool isDueIdle(const Kept& kept, uint64_t number, kj::Duration interval) const;
   // Why a session of the lease cannot be protected at all; empty: it can.
   std::string refuses(const SessionFacts& facts) const;
   std::shared_ptr<PageStore> makeStore() const;

@@ -51,13 +51,18 @@ export GPUPOOL_LOG=info
 checkpoints() { grep -Ec 'checkpoint of frame [0-9]+ is kept' "$GPUPOOL_STATE/server.log"; }
 one_more() { [ "$(checkpoints)" -gt "$made" ]; }
 protect=(--protect --protect-interval 90s)
-steady pauses --rounds 2 --pause 20000
-check "it is protected: $(said)" until_true is_covered # by the second one, too
+rm -f "$folder/end"
+steady pauses --until "$folder/end" --pause 300000
+# The second one, and one for what came as that was made.
+is_at_rest() { says_of_it 'is protected .* checkpoint is ([6-9]|[1-9][0-9]+)s old, [^;]*(; restored|$)'; }
+until_true is_at_rest # these take some seconds
+check "it is protected: $(said)" until_true is_at_rest
 made=$(checkpoints)
 go
 check "there is one behind its first round: $(said)" until_true one_more
 kill_worker
 check "another worker has it: $(said)" until_true says_of_it "restored 1 time"
+touch "$folder/end"
 ends pauses
 check "it is right: $status $out $err" right
 check "nothing was made again: $err" has "$err" ": 0 calls made again, 0 of kernels"
@@ -68,6 +73,7 @@ busy_again() { says_of_it 'the calls since then take'; }
 # A first checkpoint is followed by a second one after a second, this one by none within the hour: its calls stay.
 busy_since_the_second() { says_of_it 'checkpoint is ([4-9]|[1-9][0-9]+)s old, .*the calls since then take'; }
 protect=(--protect --protect-interval 1h)
+rm -f "$folder/end"
 steady calls --load --until "$folder/end" # each round has an answer
 check "it is protected: $(said)" until_true says_of_it 'is protected .* checkpoint is'
 go

@@ -3,11 +3,13 @@
 //   --mib N       so much device memory (default 8)
 //   --rounds N    rounds of one kernel for each GiB, each round awaited (default 20)
 //   --until FILE  as many rounds as it takes until the file exists
-//   --pause MS    between two rounds
+//   --pause MS    between two rounds; with --until no longer than until the file exists
 //   --host-function  has the stream call a host function in each round
 //   --clock       reads a clock of the device in each round, which no two runs show alike
-//   --upload      uploads a number in each round, from memory that is overwritten at once; looks at their sum in the end
-//   --by-query    in each round two streams whose work is ordered by queries of events alone; looks at the sum in
+//   --upload      uploads a number in each round, from memory that is overwritten at once; looks at their sum
+//   in the end
+//   --by-query    in each round two streams whose work is ordered by queries of events alone; looks at the
+//   sum in
 //                 the end
 //   --ready       says "ready" and waits for a line on standard input before the first round. Says how many
 //                 milliseconds the rounds took, on standard error.
@@ -16,6 +18,7 @@
 //   --capture FILE  captures a first round, says so, and leaves the capture open until the file exists
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <optional>
@@ -75,8 +78,8 @@ class Uploads {
   check::Device<unsigned> uploaded_{sent_}, sum_{std::vector<unsigned>{0}};
 };
 
-// One stream writes 1, 2, 3, ..., another one adds what it finds; that the first one has written, and that the other
-// one has read, only the host knows.
+// One stream writes 1, 2, 3, ..., another one adds what it finds; that the first one has written, and that
+// the other one has read, only the host knows.
 class Queries {
  public:
   Queries() {
@@ -138,6 +141,13 @@ static std::vector<cudaKernel_t> loadBoth() {
 }
 
 using Pieces = std::vector<std::pair<unsigned*, size_t>>;
+
+static void rest(int ms, const char* until) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(ms);
+  while (std::chrono::steady_clock::now() < end && (until == nullptr || access(until, F_OK) != 0))
+    std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(std::chrono::milliseconds(100),
+                                                                   end - std::chrono::steady_clock::now()));
+}
 
 static void captureRound(const Pieces& pieces, const char* until) {
   cudaStream_t stream;
@@ -220,7 +230,7 @@ int main(int argc, char** argv) {
     REQUIRE(!calls || called == round + 1);
     factor *= kFactor;
     step = kFactor * step + kStep;
-    if (pause != 0) std::this_thread::sleep_for(std::chrono::milliseconds(pause));
+    rest(pause, until);
   }
   const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - began).count();
 
