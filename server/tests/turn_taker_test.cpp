@@ -181,7 +181,7 @@ TEST_CASE("two leases of which one fits take turns, and nothing is told as suspe
   bench.grant(2);
   CHECK(bench.is(2, kAside));
   Opening two = bench.open(2);  // its holder's asking brings it back
-  for (int i = 0; i < 300 && (bench.told(1).turns < 3 || bench.told(2).turns < 3); ++i) {
+  for (int i = 0; i < 2000 && (bench.told(1).turns < 3 || bench.told(2).turns < 3); ++i) {
     bench.checkMemory();
     CHECK(bench.leases.suspended().empty());
     bench.pause(30 * kj::MILLISECONDS);
