@@ -7,7 +7,7 @@
 // inside a transfer (client/transfers.h) has to leave, which may need this lock.
 //
 // Behind a call that may be awaited, what the mutex protects may have changed.
-// Threads: any; each has one such lock at most.
+// Threads: any. A process has one such mutex.
 
 #include <mutex>
 
