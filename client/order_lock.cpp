@@ -7,34 +7,36 @@
 namespace gpupool::client {
 namespace {
 
-// Of the one order that there is. Only the thread that has the lock finds itself there.
-std::atomic<OrderLock*> held{nullptr};
+// Who has the lock; 0: nobody. A thread asks only whether that is itself, which it alone writes: no order
+// with other memory is needed.
 std::atomic<pthread_t> owner{};
+
+void take() {
+  OrderLock::mutex().lock();
+  owner.store(::pthread_self(), std::memory_order_relaxed);
+}
+
+void giveUp() {
+  owner.store({}, std::memory_order_relaxed);
+  OrderLock::mutex().unlock();
+}
 
 }  // namespace
 
-OrderLock::OrderLock(std::mutex& mutex) : mutex_(mutex) {
-  mutex_.lock();
-  held = this;
-  owner = ::pthread_self();
+std::mutex& OrderLock::mutex() {
+  static std::mutex one;
+  return one;
 }
 
-OrderLock::~OrderLock() {
-  owner = pthread_t{};
-  mutex_.unlock();
-}
+OrderLock::OrderLock() { take(); }
+OrderLock::~OrderLock() { giveUp(); }
 
-OrderLock::Lent::Lent() : lock_(owner == ::pthread_self() ? held.load() : nullptr) {
-  if (lock_ == nullptr) return;
-  owner = pthread_t{};
-  lock_->mutex_.unlock();
+OrderLock::Lent::Lent() : lent_(owner.load(std::memory_order_relaxed) == ::pthread_self()) {
+  if (lent_) giveUp();
 }
 
 OrderLock::Lent::~Lent() {
-  if (lock_ == nullptr) return;
-  lock_->mutex_.lock();
-  held = lock_;
-  owner = ::pthread_self();
+  if (lent_) take();
 }
 
 }  // namespace gpupool::client

@@ -1,13 +1,13 @@
 #pragma once
-// A lock for calls that are to be sent in an order, which its thread gives up while it awaits a reply: what
-// it has sent has its place by then, and others may send behind it.
+// The lock under which calls are sent whose order counts (client/streams.h, lockWords). Its thread gives it
+// up while it awaits a reply: what it has sent has its place by then, and others may send behind it.
 //
 // A call awaits its reply where otherwise it would not while a stream is captured (Session::forceAwait). If
 // the worker dies then, the reply comes from the next one, and before there is one every thread that is
 // inside a transfer (client/transfers.h) has to leave, which may need this lock.
 //
 // Behind a call that may be awaited, what the mutex protects may have changed.
-// Threads: any. A process has one such mutex.
+// Threads: any. There is one such lock in a process, and a thread takes it once.
 
 #include <mutex>
 
@@ -15,7 +15,7 @@ namespace gpupool::client {
 
 class OrderLock {
  public:
-  explicit OrderLock(std::mutex& mutex);
+  OrderLock();
   ~OrderLock();
   OrderLock(const OrderLock&) = delete;
   OrderLock& operator=(const OrderLock&) = delete;
@@ -29,11 +29,10 @@ class OrderLock {
     Lent& operator=(const Lent&) = delete;
 
    private:
-    OrderLock* lock_;
+    bool lent_;
   };
 
- private:
-  std::mutex& mutex_;
+  static std::mutex& mutex();  // what it locks; for tests
 };
 
 }  // namespace gpupool::client

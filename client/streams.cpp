@@ -269,11 +269,6 @@ static CUresult findStream(CUstream handle, StreamRef& out) {
   return CUDA_SUCCESS;
 }
 
-OrderLock lockWords() {
-  static std::mutex order;
-  return OrderLock(order);
-}
-
 CUresult resolveStream(CUstream handle, StreamRef& out) {
   CUresult status = findStream(handle, out);
   if (__builtin_expect(landing.open.load(std::memory_order_relaxed), 0) && status == CUDA_SUCCESS) {

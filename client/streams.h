@@ -86,7 +86,7 @@ CUresult postTo(const StreamRef& ref, A... arguments) {
 // For a row that ends with the stream's word: `send(value)` sends it. Words of one stream must be asked for
 // in the order of their values, so this is one at a time; send must not wait for the device.
 // Without waiting; keepCredit must follow.
-OrderLock lockWords();
+inline OrderLock lockWords() { return {}; }
 // Under lockWords: asked for up to `value`. Others may have asked for more while this thread awaited a reply.
 inline void noteRequested(Stream& stream, uint64_t value) {
   if (stream.requested.load(std::memory_order_relaxed) < value)

@@ -54,7 +54,7 @@ struct LeaseRecord : StoredLease {
   std::string endedBy;            // revoking: on whose word
   std::set<std::string> ordered;  // servers that a grant or revoke is on its way to
   bool unborn = false;            // the store has not accepted it yet
-  bool leftOver = false;   // granting: of an earlier life of the manager, and nothing was heard of it since
+  bool leftOver = false;   // granting since the manager was started: its server may have confirmed it before
   bool stillborn = false;  // nor will it: nobody has heard of it, and its id may be asked for again
   bool closing = false;    // its end is on its way to the store
   uint64_t triedMs = 0;    // when that was tried last

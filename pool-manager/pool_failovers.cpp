@@ -27,14 +27,14 @@ void Pool::failOver(const Principal& who, const Id& id, const ServerLife& lost, 
                     uint64_t now) {
   latestMs_ = now;
   demandOwner(who, id);
-  if (const auto at = leases_.find(id); at != leases_.end() && at->second.state == LeaseState::granting &&
-                                        at->second.hold && at->second.hold->atHolder)
+  const auto at = leases_.find(id);
+  if (at != leases_.end() && at->second.state == LeaseState::granting && at->second.hold &&
+      at->second.hold->atHolder)
     return;  // the answer follows
-  // The holder has had the word of its server, or it would not know that life of it.
-  const auto found = leases_.find(id);
-  const bool leftOver = found != leases_.end() && found->second.leftOver && found->second.ordered.empty() &&
-                        found->second.server().life() == lost;
-  LeaseRecord& record = leftOver ? found->second : demandRunning(who, id, "taken to another server");
+  // A server has confirmed it before this manager was started: the holder knows which process of it that was.
+  const bool leftOver = at != leases_.end() && at->second.leftOver && at->second.ordered.empty() &&
+                        at->second.server().life() == lost;
+  LeaseRecord& record = leftOver ? at->second : demandRunning(who, id, "taken to another server");
   if (!record.terms.holderKeeps) refuse(record, "is not protected by its holder");
   if (!record.hold && record.isPlaced() && record.server().life() != lost) {
     if (record.state != LeaseState::active) refuseNow(record);

@@ -155,13 +155,13 @@ TEST_CASE("why a session ends is read though its worker has gone meanwhile") {
 TEST_CASE("a thread that awaits a reply gives up its order lock for so long") {
   auto [near, far] = transport::loopbackPair({});
   SessionSeam client(std::move(near));
-  std::mutex order;
+  std::mutex& order = OrderLock::mutex();
   std::atomic<bool> held{false};
   bool heldAgain = false;
   Session::Waiter waiter;
   waiter.seq = 7;
   std::thread awaiting([&] {
-    const OrderLock lock(order);
+    const OrderLock lock;
     held = true;
     client.await(waiter);
     std::thread([&] { heldAgain = !order.try_lock(); }).join();

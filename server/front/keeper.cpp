@@ -29,6 +29,8 @@ struct Keeper::Writing {
   std::shared_ptr<PageStore> store;
   std::shared_ptr<const KeptPages> base, made;
   std::string error;
+  kj::TimePoint began = kj::origin<kj::TimePoint>();
+  uint64_t seen = 0;  // SessionTable::Sending.changes then
 
   void giveUp(const std::string& why) {
     std::lock_guard lock(mutex_);
@@ -149,7 +151,8 @@ bool Keeper::isDue(const Kept& kept, uint64_t number, kj::Duration interval) con
   return !awaitsPause || sending.quiet || now - kept.at >= interval;
 }
 
-// A program that waits for a long kernel is quiet, too: then it fails, and is not tried again.
+// A program that waits for a long kernel sends nothing, too. Then the GPU is not idle in time, and there is
+// no other attempt before the interval is over.
 bool Keeper::isDueIdle(const Kept& kept, uint64_t number, kj::Duration interval) const {
   const kj::TimePoint now = timer_.now();
   if (now >= kept.next || kept.pages == nullptr || kept.offering || kept.idleOver) return false;
@@ -322,8 +325,8 @@ kj::Promise<void> Keeper::writeNow(Name name, uint64_t number) {
   if (kept.store == nullptr) kept.store = makeStore();
   writing->store = kept.store;
   writing->base = kept.pages;
-  const uint64_t seen = sessions_.sending(number).changes;
-  const kj::TimePoint began = timer_.now();
+  writing->began = timer_.now();
+  writing->seen = sessions_.sending(number).changes;
   auto [workers, end] = stateSocket();
   auto ours = std::make_shared<Descriptor>(end.release());
   auto taken = beside<bool>([writing, ours] {
@@ -344,13 +347,12 @@ kj::Promise<void> Keeper::writeNow(Name name, uint64_t number) {
   auto both = kj::heapArrayBuilder<kj::Promise<void>>(2);
   both.add(kj::mv(taken));
   both.add(kj::mv(answered));
-  return kj::joinPromises(both.finish()).then([this, name, number, writing, seen, began] {
-    written(name, number, *writing, seen, began);
+  return kj::joinPromises(both.finish()).then([this, name, number, writing] {
+    written(name, number, *writing);
   });
 }
 
-void Keeper::written(const Name& name, uint64_t number, const Writing& writing, uint64_t seen,
-                     kj::TimePoint began) {
+void Keeper::written(const Name& name, uint64_t number, const Writing& writing) {
   Kept& kept = kept_[name];
   kept.writing = kept.asked = false;
   std::string why = writing.why();
@@ -367,9 +369,9 @@ void Keeper::written(const Name& name, uint64_t number, const Writing& writing, 
   kept.brought = nullptr;
   kept.serverLost = false;
   kept.at = timer_.now();
-  kept.took = kept.at - began;
+  kept.took = kept.at - writing.began;
   if (first) kept.since = kept.at;
-  kept.seen = seen;
+  kept.seen = writing.seen;
   kept.retry = 0 * kj::SECONDS;
   kept.idle = kept.idleOver = false;
   kept.restored = 0;
@@ -390,11 +392,11 @@ void Keeper::written(const Name& name, uint64_t number, const Writing& writing, 
 }
 
 void Keeper::failed(Kept& kept, const std::string& why) {
-  if (std::exchange(kept.idle, false)) {
+  GPUPOOL_INFO("%s: no checkpoint: %s", kept.who.c_str(), why.c_str());
+  if (std::exchange(kept.idle, false)) {  // the one for the interval comes in its time
     kept.idleOver = true;
     return;
   }
-  GPUPOOL_INFO("%s: no checkpoint: %s", kept.who.c_str(), why.c_str());
   kept.why = why;
   const bool none = kept.pages == nullptr && kept.brought == nullptr;
   const kj::Duration first = none ? settings_.soonRetry : settings_.firstRetry;

@@ -4,10 +4,10 @@
 //
 // A session is checkpointed into memory of this process, by itself and by the clock: once an interval if
 // frames have come since, when its program has sent none for a moment, or when it has sent frames for a whole
-// interval. Before the interval is over a moment in which the program sends nothing is used: nobody waits for
-// that checkpoint, and what has not been sent since cannot differ when it is made again. Where such moments
-// are many, checkpoints take a tenth of the time at most (idleTimes). The first one comes at once, for until
-// it is there nothing can be restored, and a session that has just begun has little to keep; the second one a
+// interval. Before the interval is over it is checkpointed when its program pauses, for nobody waits then,
+// and if its worker dies before the next call, nothing has to be made again. Where pauses are many,
+// checkpoints take a tenth of the time at most (idleTimes). The first one comes at once, for until it is
+// there nothing can be restored, and a session that has just begun has little to keep; the second one a
 // second later. Its GPUs must be idle within 100 ms, else it is tried again, more and more rarely. Only what
 // has changed comes (server/files/kept_pages.h), and the last whole checkpoint is kept until the next one is
 // whole: there must be room for one and for what has changed.
@@ -59,8 +59,8 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
     uint32_t drainMs = 100;
     kj::Duration look = 200 * kj::MILLISECONDS;
     kj::Duration secondAfter = 1 * kj::SECONDS;  // the first one; where the interval is longer
-    // While a program sends nothing, not before such a part of the interval, and so many times what the last
-    // one took until whoever keeps it had it.
+    // In a pause of the program: not before a thirtieth of the interval has passed since the last one, nor
+    // ten times what that one took until whoever keeps it had it.
     unsigned idlePart = 30, idleTimes = 10;
     // Then twice as long each time, 30 s at most: of a session that has no checkpoint yet, and of others.
     kj::Duration soonRetry = 200 * kj::MILLISECONDS, firstRetry = 1 * kj::SECONDS;
@@ -116,11 +116,12 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
     kj::Duration retry = 0 * kj::SECONDS;                            // 0: the last attempt was no failure
     kj::Duration took = 0 * kj::SECONDS, wayTook = 0 * kj::SECONDS;  // the last one; its way to who keeps it
     kj::TimePoint offered = kj::origin<kj::TimePoint>();             // when that began
-    bool idle = false;       // the one that is being made: not for the interval, but since the program pauses
-    bool idleOver = false;   // that has failed: not before the next one
-    uint64_t seen = 0;       // SessionTable::Sending.changes at the last checkpoint
-    bool asked = false;      // tests: its worker has asked for one
-    std::string why;         // the last attempt failed
+    bool idle = false;  // the one that is being made: because its program pauses, before its time
+    bool idleOver =
+        false;           // such a one has failed since the last checkpoint: there is no other before the next
+    uint64_t seen = 0;   // SessionTable::Sending.changes at the last checkpoint
+    bool asked = false;  // tests: its worker has asked for one
+    std::string why;     // the last attempt failed
     bool beginning = false;  // its client has not been told of any: it has its calls since the beginning
     ClientLog log;
     bool writing = false;
@@ -156,7 +157,7 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
   std::string refusesBrought(const SessionFacts& facts) const;
   void write(const Name& name, uint64_t number);
   kj::Promise<void> writeNow(Name name, uint64_t number);
-  void written(const Name& name, uint64_t number, const Writing& writing, uint64_t seen, kj::TimePoint began);
+  void written(const Name& name, uint64_t number, const Writing& writing);
   std::string describe(const Kept& kept, bool holderKeeps, const std::string& awayKeeper) const;
   // Who keeps the lease's checkpoints, or is to; for people.
   std::string keeperOf(const Id& lease) const;

@@ -64,6 +64,7 @@ void JitOptions::write(CUjit_option buffer, CUjit_option size, const std::string
 }
 
 bool Code::move(Device& target) {
+  if (device == target.ordinal()) return true;
   uint64_t bytes = 0;
   for (const AllocationPtr& one : globals) bytes += VaHeap::rounded(one->size);
   if (!target.reserve(bytes)) return false;

@@ -52,7 +52,7 @@ CUresult Library::module(const ContextPtr& context, ModulePtr& out) {
   auto& known = modules[context->id];
   if (!known) {
     std::shared_ptr<Code> code;
-    if (!firstTaken && (first->device == context->device || first->move(context->deviceObject()))) {
+    if (!firstTaken && first->move(context->deviceObject())) {
       code = first;
       firstTaken = true;
     } else {

@@ -23,7 +23,7 @@ struct Code {
   int device = 0;
   ~Code();
   const GlobalInfo* global(std::string_view name) const;
-  // Code that nobody has used becomes `target`'s, at the same addresses. False: no memory there.
+  // Code that nobody has used becomes that of `target`, at the same addresses. False: no memory there.
   bool move(Device& target);
 };
 

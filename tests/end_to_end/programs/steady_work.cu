@@ -6,10 +6,8 @@
 //   --pause MS    between two rounds; with --until no longer than until the file exists
 //   --host-function  has the stream call a host function in each round
 //   --clock       reads a clock of the device in each round, which no two runs show alike
-//   --upload      uploads a number in each round, from memory that is overwritten at once; looks at their sum
-//   in the end
-//   --by-query    in each round two streams whose work is ordered by queries of events alone; looks at the
-//   sum in
+//   --upload      uploads a number in each round, from memory that is overwritten at once; looks at their sum in the end
+//   --by-query    in each round two streams whose work is ordered by queries of events alone; looks at the sum in
 //                 the end
 //   --ready       says "ready" and waits for a line on standard input before the first round. Says how many
 //                 milliseconds the rounds took, on standard error.
@@ -78,8 +76,8 @@ class Uploads {
   check::Device<unsigned> uploaded_{sent_}, sum_{std::vector<unsigned>{0}};
 };
 
-// One stream writes 1, 2, 3, ..., another one adds what it finds; that the first one has written, and that
-// the other one has read, only the host knows.
+// One stream writes 1, 2, 3, ..., another one adds what it finds; that the first one has written, and that the other
+// one has read, only the host knows.
 class Queries {
  public:
   Queries() {
@@ -142,6 +140,7 @@ static std::vector<cudaKernel_t> loadBoth() {
 
 using Pieces = std::vector<std::pair<unsigned*, size_t>>;
 
+// So long, or until the file exists.
 static void rest(int ms, const char* until) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(ms);
   while (std::chrono::steady_clock::now() < end && (until == nullptr || access(until, F_OK) != 0))
