@@ -27,7 +27,8 @@ struct Targets : DiskFixture {
     return thrown([&] { migrate(to); });
   }
   void prepared() { pool->prepareDone(kLease, events.prepares.back().number, now); }
-  void moves() { pool->migrateDone(kLease, events.migrates.back().number, {2, 10 * kGiB, 700}, now); }
+  void moves() { moves(events.migrates.back().number); }
+  void moves(uint64_t order) { pool->migrateDone(kLease, order, {2, 10 * kGiB, 700}, now); }
   void movesNot(const std::string& why, bool isRefusal = true) {
     pool->migrateFailed(kLease, events.migrates.back().number, why, isRefusal, now);
   }
