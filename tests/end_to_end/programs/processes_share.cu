@@ -11,24 +11,18 @@
 //   --keep FILE   as --join, and keeps it open until stdin ends; its owner has died then
 //   --lend FILE, --borrow FILE   the owner alone, and the guest alone: they meet at that socket, and may be
 //   of different leases
-#include <cuda.h>
+//   --host FILE, --visit FILE, --spy FILE   of different leases, tenants and servers:
+//   processes_share_visits.cu
 #include <errno.h>
-#include <poll.h>
 #include <signal.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <string>
 
-#include "check.h"
+#include "processes_share.h"
 
 constexpr int kSmall = 1 << 16, kLarge = 10 << 20;  // of the first one's extent others have a part, too
 constexpr int kTurns = 20;
-constexpr size_t kPiece = 4 << 20;
-
-static int line = -1;  // to the other process
 
 __global__ void add(int* values, int count, int step) {
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x)
@@ -54,90 +48,10 @@ static void copyBehindWork(int* values, const std::vector<int>& numbers) {
   CUDA(cudaMemcpy(values, numbers.data(), numbers.size() * sizeof(int), cudaMemcpyHostToDevice));
 }
 
-#define DRIVER(call)                                                                         \
-  do {                                                                                       \
-    if (const CUresult got = (call); got != CUDA_SUCCESS)                                    \
-      check::fail("%s gave %d (%s:%d)", #call, static_cast<int>(got), CHECK_FILE, __LINE__); \
-  } while (0)
-
-static void send(const void* bytes, size_t count) {
-  REQUIRE(write(line, bytes, count) == static_cast<ssize_t>(count));
-}
-static void receive(void* bytes, size_t count) {
-  for (size_t got = 0; got < count;) {
-    const ssize_t more = read(line, static_cast<char*>(bytes) + got, count - got);
-    if (more <= 0) std::_Exit(1);  // the other one has said why
-    got += static_cast<size_t>(more);
-  }
-}
-template <typename T>
-static void tell(const T& value) {
-  send(&value, sizeof value);
-}
-template <typename T>
-static T hear() {
-  T value{};
-  receive(&value, sizeof value);
-  return value;
-}
-
-static void sendDescriptor(int descriptor) {
-  char byte = 'd', room[CMSG_SPACE(sizeof(int))] = {};
-  iovec part{&byte, 1};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = room;
-  message.msg_controllen = sizeof room;
-  cmsghdr* header = CMSG_FIRSTHDR(&message);
-  header->cmsg_level = SOL_SOCKET;
-  header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(sizeof(int));
-  std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
-  REQUIRE(sendmsg(line, &message, 0) == 1);
-}
-static int receiveDescriptor() {
-  char byte = 0, room[CMSG_SPACE(sizeof(int))] = {};
-  iovec part{&byte, 1};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = room;
-  message.msg_controllen = sizeof room;
-  int descriptor = -1;
-  REQUIRE(recvmsg(line, &message, 0) == 1 && CMSG_FIRSTHDR(&message) != nullptr);
-  std::memcpy(&descriptor, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof descriptor);
-  return descriptor;
-}
-
-static std::vector<int> contents(const int* values, int count) {
-  std::vector<int> got(count);
-  CUDA(cudaMemcpy(got.data(), values, count * sizeof(int), cudaMemcpyDeviceToHost));
-  return got;
-}
-static std::vector<int> counted(int count, int from) {
-  std::vector<int> values(count);
-  for (int i = 0; i < count; ++i) values[i] = i + from;
-  return values;
-}
 static void refuses(cudaError_t status, const char* what) {
   if (status == cudaSuccess) check::fail("%s was not refused", what);
   cudaGetLastError();
   check::say("%s: refused, error %d", what, static_cast<int>(status));
-}
-
-static CUdeviceptr mapPiece(CUmemGenericAllocationHandle piece, int owner, int user) {
-  CUdeviceptr address = 0;
-  CUmemAccessDesc access[2] = {};
-  DRIVER(cuMemAddressReserve(&address, kPiece, 0, 0, 0));
-  DRIVER(cuMemMap(address, kPiece, 0, piece, 0));
-  for (int i = 0; i < 2; ++i) {
-    access[i].location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    access[i].location.id = i == 0 ? owner : user;
-    access[i].flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  }
-  DRIVER(cuMemSetAccess(address, kPiece, access, owner == user ? 1 : 2));
-  return address;
 }
 
 struct Pair {
@@ -210,18 +124,11 @@ static void offerEvents(int* values) {
 }
 
 static void offerDescriptor() {
-  CUmemAllocationProp wanted{};
-  wanted.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  wanted.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  wanted.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  CUmemGenericAllocationHandle piece = 0, own = 0;
   int descriptor = -1;
-  DRIVER(cuMemCreate(&piece, kPiece, &wanted, 0));
-  DRIVER(cuMemExportToShareableHandle(&descriptor, piece, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+  const CUmemGenericAllocationHandle piece = createPiece(descriptor);
+  CUmemGenericAllocationHandle own = 0;
   sendDescriptor(descriptor);
-  // In the process that has made it, too.
-  DRIVER(cuMemImportFromShareableHandle(&own, reinterpret_cast<void*>(intptr_t{descriptor}),
-                                        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+  DRIVER(importPiece(own, descriptor));  // in the process that has made it, too
   close(descriptor);
   const CUdeviceptr address = mapPiece(piece, 0, 0);
   DRIVER(cuMemsetD32(address, 41, kPiece / 4));
@@ -229,10 +136,8 @@ static void offerDescriptor() {
   tell('w');
   hear<char>();  // the guest has added 1
   REQUIRE(contents(reinterpret_cast<int*>(address), kPiece / 4) == std::vector<int>(kPiece / 4, 42));
-  DRIVER(cuMemUnmap(address, kPiece));
   DRIVER(cuMemRelease(own));
-  DRIVER(cuMemRelease(piece));
-  DRIVER(cuMemAddressFree(address, kPiece));
+  dropPiece(piece, address);
   tell('f');
 }
 
@@ -316,13 +221,11 @@ static void useEvents(int* values) {
 static void useDescriptor(int device, int owner) {
   const int descriptor = receiveDescriptor();
   CUmemGenericAllocationHandle piece = 0, none = 0;
-  DRIVER(cuMemImportFromShareableHandle(&piece, reinterpret_cast<void*>(intptr_t{descriptor}),
-                                        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+  DRIVER(importPiece(piece, descriptor));
   close(descriptor);
   int pipes[2];
   REQUIRE(pipe(pipes) == 0);
-  REQUIRE(cuMemImportFromShareableHandle(&none, reinterpret_cast<void*>(intptr_t{pipes[0]}),
-                                         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != CUDA_SUCCESS);
+  REQUIRE(importPiece(none, pipes[0]) != CUDA_SUCCESS);
   CUmemAllocationProp found{};
   DRIVER(cuMemGetAllocationPropertiesFromHandle(&found, piece));
   REQUIRE(found.location.type == CU_MEM_LOCATION_TYPE_DEVICE && found.location.id == owner);
@@ -335,9 +238,7 @@ static void useDescriptor(int device, int owner) {
   REQUIRE(hear<char>() == 'f');  // the owner has it no more
   add<<<32, 256>>>(values, kPiece / 4, 1);
   check::same("by a descriptor", contents(values, kPiece / 4), std::vector<int>(kPiece / 4, 43));
-  DRIVER(cuMemUnmap(address, kPiece));
-  DRIVER(cuMemRelease(piece));
-  DRIVER(cuMemAddressFree(address, kPiece));
+  dropPiece(piece, address);
 }
 
 static void usePool(int device) {
@@ -365,11 +266,6 @@ static void usePool(int device) {
   CUDA(cudaStreamSynchronize(nullptr));
   CUDA(cudaMemPoolDestroy(pool));
   tell('a');
-}
-
-static void untilStdinEnds() {
-  char byte = 0;
-  while (read(STDIN_FILENO, &byte, 1) == 1) continue;
 }
 
 // Until whoever watches has seen enough.
@@ -436,6 +332,13 @@ static const char* text(int argc, char** argv, const char* name) {
   return nullptr;
 }
 
+static pid_t peer() {
+  ucred found{};
+  socklen_t length = sizeof found;
+  REQUIRE(getsockopt(line, SOL_SOCKET, SO_PEERCRED, &found, &length) == 0);
+  return found.pid;
+}
+
 // One that is not this process's child is somebody else's.
 static void killOther(pid_t other) {
   kill(other, SIGKILL);
@@ -490,33 +393,6 @@ static void seeOnly(int place) {
   setenv("CUDA_VISIBLE_DEVICES", one.c_str(), 1);
 }
 
-// Both bounded: the other one may not come. Returns its process.
-static pid_t meet(const char* path, bool comes) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  REQUIRE(std::strlen(path) < sizeof address.sun_path);
-  std::strcpy(address.sun_path, path);
-  const auto* there = reinterpret_cast<const sockaddr*>(&address);
-  const int end = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-  REQUIRE(end >= 0);
-  line = end;
-  if (comes) {
-    int attempts = 1200;
-    while (connect(end, there, sizeof address) != 0 && --attempts > 0) usleep(100'000);
-    REQUIRE(attempts > 0);
-  } else {
-    pollfd wanted{end, POLLIN, 0};
-    REQUIRE(bind(end, there, sizeof address) == 0 && listen(end, 1) == 0);
-    REQUIRE(poll(&wanted, 1, 120'000) == 1);
-    line = accept4(end, nullptr, nullptr, SOCK_CLOEXEC);
-    REQUIRE(line >= 0);
-  }
-  ucred peer{};
-  socklen_t length = sizeof peer;
-  REQUIRE(getsockopt(line, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0);
-  return peer.pid;
-}
-
 int main(int argc, char** argv) {
   const int devices = check::option(argc, argv, "--devices", 1);
   const bool alone = check::option(argc, argv, "--alone", 0) != 0;
@@ -524,13 +400,17 @@ int main(int argc, char** argv) {
   if (const char* path = text(argc, argv, "--join")) return joinOthers(path);
   if (const char* path = text(argc, argv, "--keep")) return keepOpened(path);
   if (const char* path = text(argc, argv, "--lend")) {
-    meet(path, false);
+    line = accepted(listenAt(path));
     return owner();
   }
   if (const char* path = text(argc, argv, "--borrow")) {
-    guest(0, 0, meet(path, true), nullptr);
+    line = connectTo(path);
+    guest(0, 0, peer(), nullptr);
     return check::pass();
   }
+  if (const char* path = text(argc, argv, "--host")) return host(path);
+  if (const char* path = text(argc, argv, "--visit")) return visit(path);
+  if (const char* path = text(argc, argv, "--spy")) return spy(path);
   int ends[2];
   REQUIRE(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0);
   const pid_t other = fork();  // before CUDA
