@@ -3,18 +3,7 @@
 # another tenant, the tenant's job adopts, in several steps and programs at once, and others cannot.
 #   claims.sh BIN LIBRARY FIRST_ERROR
 . "$(dirname "$0")/../errors/common.sh"
-port=$((20000 + $$ % 10000))
-mkdir -p "$folder/store"
-umask 077
-"$bin/gpupool-manager" init --store "$folder/store/m.db" >"$folder/operator" 2>/dev/null || fail "init"
-background "$bin/gpupool-manager" --config /dev/null --store "$folder/store/m.db" --listen "127.0.0.1:$port" \
-  --socket "$folder/m.sock" 2>"$folder/manager.log"
-manager=$!
-export GPUPOOL_MANAGER=127.0.0.1:$port
-token() { # token TENANT [ROLE]: its file
-  gpupool tokens create --token-file "$folder/operator" ${2:+--role "$2"} "$1" >"$folder/$1" 2>/dev/null || fail "token of $1"
-}
-until_true gpupool tokens list --token-file "$folder/operator" >/dev/null 2>&1
+. "$(dirname "$0")/with_tokens.sh"
 token servers
 token slurm scheduler
 token alice
@@ -23,11 +12,6 @@ for node in one two; do
   GPUPOOL_SOFT_DEVICES=2 background "$bin/gpupool-server" --config /dev/null --name $node --manager "127.0.0.1:$port" \
     --token-file "$folder/servers" --state "$folder/$node" --driver "$library/../libcuda-soft.so" --warm 1 2>"$folder/$node.log"
 done
-as() { # as TENANT COMMAND...
-  local tenant=$1
-  shift
-  GPUPOOL_TOKEN_FILE=$folder/$tenant timeout 60 "$bin/gpupool" "$@"
-}
 four() { test "$(as alice devices | grep -c ' free ')" = 4; }
 check "two servers offer two GPUs each" until_true four
 
@@ -61,8 +45,7 @@ check "it is still there" test "$(step alps:7:0 alice)" = "no call failed"
 case_of "the manager is killed and started again"
 kill -KILL "$manager"
 wait "$manager" 2>/dev/null
-background "$bin/gpupool-manager" --config /dev/null --store "$folder/store/m.db" --listen "127.0.0.1:$port" \
-  --socket "$folder/m.sock" 2>>"$folder/manager.log"
+start_manager
 check "the claim is there" until_true eval '[ "$(step alps:7:0 alice)" = "no call failed" ]'
 
 case_of "the job is over"
