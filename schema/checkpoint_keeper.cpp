@@ -165,8 +165,10 @@ kj::Promise<void> CheckpointKeeper::keep(kj::AsyncIoStream& stream, std::shared_
   if (coming->why.empty()) {
     coming->kept.blocks = std::make_shared<const Blocks>(std::move(coming->blocks));
     kept_[coming->session] = std::move(coming->kept);
-  } else {
-    GPUPOOL_INFO("a checkpoint is not kept: %s", coming->why.c_str());
+    notKept_.erase(coming->session);
+  } else if (std::exchange(notKept_[coming->session], coming->why) != coming->why) {  // it comes again and again
+    GPUPOOL_INFO("session %s: a checkpoint is not kept: %s", coming->session.text().c_str(),
+                 coming->why.c_str());
   }
   auto written = capnp::writeMessage(stream, *message);
   return timer_.timeoutAfter(settings_.pieceBound, kj::mv(written))

@@ -56,6 +56,7 @@ class CheckpointKeeper {
   // Its program has ended: what is kept goes, and what is still on its way is not kept.
   void forget(const Id& session) {
     kept_.erase(session);
+    notKept_.erase(session);
     over_.insert(session);
   }
   // What is kept of it goes, for there is a later one elsewhere.
@@ -110,6 +111,7 @@ class CheckpointKeeper {
   const std::shared_ptr<uint64_t> used_ = std::make_shared<uint64_t>(0);
   std::shared_ptr<BlockFile> file_;  // null: nothing has come yet
   std::map<Id, Kept> kept_;          // by session
+  std::map<Id, std::string> notKept_;  // by session: why the last one that came is not kept
   std::set<Id> over_;                // sessions
   std::map<Id, uint64_t> fence_;     // by session: the epoch as which it was brought last
 };

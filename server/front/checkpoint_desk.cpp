@@ -202,7 +202,12 @@ kj::Promise<std::string> CheckpointDesk::hear(Holder& holder) {
 
 kj::Promise<std::shared_ptr<CheckpointDesk::File>> CheckpointDesk::take(kj::AsyncIoStream& stream,
                                                                         const BroughtSession& brought) {
-  if (const std::string why = budget_->take(brought.file.bytes); !why.empty()) return deskFailure(why);
+  if (const std::string why = budget_->take(brought.file.bytes); !why.empty()) {
+    if (brought.file.bytes > budget_->most()) return deskFailure(why);
+    // Passed over, so that whoever sends it hears why it is not taken.
+    return schema::receivePieces(timer_, stream, -1, 0, brought.file.bytes, settings_.piece)
+        .then([why](const std::string&) -> kj::Promise<std::shared_ptr<File>> { return deskFailure(why); });
+  }
   auto file = std::make_shared<File>();
   file->room = budget_->share(brought.file.bytes);
   file->facts = brought.file;

@@ -322,6 +322,7 @@ void Front::startKeeper() {
   if (disturb_.kind == Disturb::Kind::begin) settings.mostBytes = 0;
   if (settings.disturb) settings.drainMs = 2000;  // a busy machine's test is to have its checkpoints
   settings.shipped = [this](const Id& lease, const Id& session) { standby_->superseded(lease, session); };
+  settings.tight = [this](const Id& lease, const Id& session) { standby_->superseded(lease, session); };
   keeper_ =
       kj::heap<Keeper>(timer_, *leases_, *sessions_, *suspension_, *pool_, admission_->starts(), settings);
   Standby::Settings standby;

@@ -19,6 +19,12 @@ class KeepBudget : public std::enable_shared_from_this<KeepBudget> {
     return "no room in the memory for checkpoints (protect_memory in server.yaml)";
   }
   void give(uint64_t bytes) { used_ -= bytes; }
+  uint64_t most() const { return most_; }
+  // So many bytes more are to be had now.
+  bool has(uint64_t bytes) const {
+    const uint64_t used = used_;
+    return used <= most_ && bytes <= most_ - used;
+  }
   // Gives back what was taken when nobody holds it any more.
   std::shared_ptr<void> share(uint64_t bytes) {
     return {nullptr, [self = shared_from_this(), bytes](void*) { self->give(bytes); }};

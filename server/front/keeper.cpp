@@ -178,6 +178,10 @@ std::shared_ptr<PageStore> Keeper::makeStore() const {
                             [budget = budget_](uint64_t less) { budget->give(less); }});
 }
 
+void Keeper::makeRoom(const Name& name, uint64_t bytes) {
+  if (!budget_->has(bytes)) settings_.tight(name.first, name.second);
+}
+
 // ---- to the lease's holder
 
 // The last one, if the holder does not have it.
@@ -194,6 +198,7 @@ void Keeper::lookToOffer(const Name& name, uint64_t number) {
       kept.notShipped = keeperOf(name.first) + " does not keep it (it is not connected)";
     return;
   }
+  makeRoom(name, kept.pages->facts.bytes);
   kept.offering = true;
   kept.offered = timer_.now();
   const auto pages = kept.pages;
@@ -212,10 +217,11 @@ void Keeper::offered(const Name& name, const KeptPages& pages, kj::TimePoint mad
   if (at == kept_.end()) return;
   Kept& kept = at->second;
   kept.offering = false;
-  kept.notShipped = why;
+  const bool saidBefore = std::exchange(kept.notShipped, why) == why;
   if (!why.empty()) {
-    GPUPOOL_INFO("%s: %s does not have its checkpoint: %s", kept.who.c_str(), keeperOf(name.first).c_str(),
-                 why.c_str());
+    if (!saidBefore)
+      GPUPOOL_INFO("%s: %s does not have its checkpoint: %s", kept.who.c_str(), keeperOf(name.first).c_str(),
+                   why.c_str());
     kept.offerNext = timer_.now() + settings_.offerAgain;
     return;
   }
@@ -322,6 +328,7 @@ kj::Promise<void> Keeper::writeNow(Name name, uint64_t number) {
   }
   auto writing = std::make_shared<Writing>();
   Kept& kept = kept_[name];
+  if (kept.brought != nullptr) makeRoom(name, kept.brought->facts.bytes);  // about as much comes now
   if (kept.store == nullptr) kept.store = makeStore();
   writing->store = kept.store;
   writing->base = kept.pages;
@@ -392,7 +399,7 @@ void Keeper::written(const Name& name, uint64_t number, const Writing& writing) 
 }
 
 void Keeper::failed(Kept& kept, const std::string& why) {
-  GPUPOOL_INFO("%s: no checkpoint: %s", kept.who.c_str(), why.c_str());
+  if (kept.why != why) GPUPOOL_INFO("%s: no checkpoint: %s", kept.who.c_str(), why.c_str());
   if (std::exchange(kept.idle, false)) {  // the one for the interval comes in its time
     kept.idleOver = true;
     return;

@@ -71,6 +71,9 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
     CheckpointDesk::Settings desk;
     // A later checkpoint of the session is away from this server now.
     std::function<void(const Id& lease, const Id& session)> shipped = [](const Id&, const Id&) {};
+    // There is no room for the session's next checkpoint, nor for the last one on its way: what this server
+    // still has of it as its standby (Standby) goes, for the session goes on here from a copy of that.
+    std::function<void(const Id& lease, const Id& session)> tight = [](const Id&, const Id&) {};
     bool disturb = false;  // tests: workers ask for checkpoints (GPUPOOL_DISTURB)
     bool diesToo = false;  // tests: when a worker of a session has died, so does this process
   };
@@ -151,6 +154,7 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
   std::string refuses(const SessionFacts& facts) const;
   std::shared_ptr<PageStore> makeStore() const;
   void lookToOffer(const Name& name, uint64_t number);
+  void makeRoom(const Name& name, uint64_t bytes);
   void offered(const Name& name, const KeptPages& pages, kj::TimePoint made, const std::string& why,
                uint64_t bytes = 0, uint64_t connection = 0);
   kj::Promise<void> receive(kj::Own<kj::AsyncIoStream> stream, BroughtSession brought);

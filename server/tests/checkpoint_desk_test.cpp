@@ -33,15 +33,20 @@ struct Bench {
     BroughtSession brought;
     brought.facts.lease = {1, 1};
     brought.file.bytes = bytes;
-    auto sent = holder->write(come.data(), come.size()).eagerlyEvaluate([](kj::Exception&&) {});
+    allRead = false;
+    auto sent = holder->write(come.data(), come.size())
+                    .then([this] { allRead = true; })
+                    .eagerlyEvaluate([](kj::Exception&&) {});
     if (closes) holder->shutdownWrite();
     std::string why;
     kj::evalNow([&, &from = *server] { return desk.take(from, brought); })
         .then([](std::shared_ptr<CheckpointDesk::File>&&) {},
               [&](kj::Exception&& error) { why = error.getDescription().cStr(); })
         .wait(io.waitScope);
+    io.waitScope.poll();
     return why;
   }
+  bool allRead = false;  // of what came
   bool allFree() {
     const bool free = budget->take(kMost).empty();
     if (free) budget->give(kMost);
@@ -181,12 +186,24 @@ TEST_CASE("what a holder brings is checked before anybody uses it, and counts un
   CHECK(bench.allFree());
 }
 
+TEST_CASE("what has no room for now is passed over, so that its sender hears why") {
+  Bench bench;
+  REQUIRE(bench.budget->take(100).empty());
+  CHECK(contains(bench.take(kMost, std::string(kMost, 'x')), "no room"));
+  CHECK(bench.allRead);
+  bench.budget->give(100);
+  CHECK(bench.allFree());
+}
+
 TEST_CASE("a budget is never more than it is") {
   auto budget = std::make_shared<KeepBudget>(100);
   CHECK(budget->take(60).empty());
   CHECK(!budget->take(50).empty());
   CHECK(!budget->take(UINT64_MAX - 10).empty());
+  CHECK(budget->has(40));
+  CHECK_FALSE(budget->has(41));
   CHECK(budget->take(40).empty());
+  CHECK_FALSE(budget->has(1));
   {
     const auto room = budget->share(40);
     CHECK(!budget->take(1).empty());

@@ -10,6 +10,7 @@ up # the server `node`, which takes no part
 gpupool cordon node >/dev/null || fail "node is not cordoned"
 wish=(--server first)
 standing=(--protect --protect-keep standby --protect-size 1KiB --protect-interval)
+words=()                # of the programs, besides
 export GPUPOOL_LOG=info # of the programs: that they go on
 
 kept_by() { gpupool leases -v | grep -q "its checkpoints kept by its standby, server $1"; }
@@ -33,7 +34,7 @@ running() {
   shift
   rm -f "$folder/end"
   protect=("${standing[@]}" "$@")
-  steady "$name" --until "$folder/end"
+  steady "$name" --until "$folder/end" "${words[@]}"
   check "another server keeps its checkpoint: $(gpupool leases -v)" until_true protected_away
   other=$([ "$keeper" = second ] && echo third || echo second)
   go
@@ -49,7 +50,9 @@ finishes() { # finishes NAME: with right results, and nothing of it is left
   done
 }
 
-for one in first second third; do server "$one"; done
+memory=()
+[ "$part" != tight ] || memory=(--protect-memory 280MiB)
+for one in first second third; do server "$one" "${memory[@]}"; done
 
 if [ "$part" = death ]; then
   case_of "the server dies, and then the standby that has taken the program over"
@@ -97,6 +100,19 @@ if [ "$part" = room ]; then
   touch "$folder/full"
   wait "$full"
   finishes handed
+fi
+
+if [ "$part" = tight ]; then
+  case_of "the standby has memory for two such checkpoints: it keeps on protecting the program that it has taken over"
+  words=(--mib 64)
+  running tight 1s
+  kill_server first
+  check "it goes on: $(cat "$folder/tight.err")" until_true went_on tight 2
+  check "it is on its standby: $(place)" until_true is_at "$keeper"
+  check "the other one keeps its checkpoint: $(gpupool leases -v)" until_true protected_by "$other"
+  kill_server "$keeper"
+  check "it goes on once more: $(cat "$folder/tight.err")" until_true went_on tight 3
+  finishes tight
 fi
 
 if [ "$part" = replaced ]; then
