@@ -82,7 +82,7 @@ uint32_t Session::freeSpaces() {
   return free;
 }
 
-Session* Session::open(CUresult& status, std::string& text) {
+Session* Session::open(const Accepts& accepts, CUresult& status, std::string& text) {
   auto* session = new Session;
   OpenedSession opened;
   status = openSession(schema::rowsHash(), opened, text);
@@ -100,7 +100,7 @@ Session* Session::open(CUresult& status, std::string& text) {
     if (session->log_ != nullptr) session->log_->cut(0, 0);  // until it has a checkpoint, it may begin anew
     session->goesOnDifferent_ = opened.reply.goOnDifferent != 0;
     session->holderKeeps_ = opened.reply.keeps != 0;
-    if (session->reachFirst(opened, status, text)) {
+    if (session->reachFirst(opened, accepts, status, text)) {
       current = session;
       return session;
     }
@@ -182,12 +182,14 @@ std::span<const std::byte> Session::exchangeHellos(transport::Connection& connec
   return answer;
 }
 
-bool Session::greet(CUresult& status, std::string& text) {
+bool Session::greet(const Accepts& accepts, CUresult& status, std::string& text) {
   status = CUDA_ERROR_DEVICE_UNAVAILABLE;
   const auto answer = exchangeHellos(*connection_, epoch_, freeSpaces(), [] { return false; }, text);
   if (answer.empty()) return false;
   hello_ = std::make_unique<schema::WorkerHello>();
   if (!acceptHello(answer, *hello_, status, text)) return false;
+  if ((status = accepts(*hello_)) != CUDA_SUCCESS) return false;
+  status = CUDA_ERROR_DEVICE_UNAVAILABLE;
   if (epoch_ != 1 && !passRegions(text)) return false;
   nameInThePool(*hello_, server_);
   if (!reserveAt(space().deviceBase, space().windowBytes * schema::kMaxDevices) ||

@@ -40,7 +40,10 @@ struct OpenedSession;
 class Session {
  public:
   // Leases through the holder, connects and greets. Null with `status` and one line for people in `text`.
-  static Session* open(CUresult& status, std::string& text);
+  // accepts: what the worker's greeting says of its devices is looked at before anything is made of it; an
+  // error of that is open's, without a text, and the session has ended then.
+  using Accepts = std::function<CUresult(const schema::WorkerHello& hello)>;
+  static Session* open(const Accepts& accepts, CUresult& status, std::string& text);
   // The process's session; valid between a successful cuInit and the end of the process.
   static Session& get() { return *current; }
 
@@ -229,9 +232,9 @@ class Session {
                                                  CUresult& status, std::string& text) const;
   // Makes it the session's connection; another thread than the mover only at the session's start.
   void use(std::shared_ptr<transport::Connection> connection);
-  bool greet(CUresult& status, std::string& text);
+  bool greet(const Accepts& accepts, CUresult& status, std::string& text);
   // The session's first worker, through the bootstrap socket, which is taken; or one on another server.
-  bool reachFirst(OpenedSession opened, CUresult& status, std::string& text);
+  bool reachFirst(OpenedSession opened, const Accepts& accepts, CUresult& status, std::string& text);
   bool passRegions(std::string& text);
   // One greeting each way; what came, unchecked, is empty with the reason in `text`.
   std::span<const std::byte> exchangeHellos(transport::Connection& connection, uint32_t epoch,

@@ -260,7 +260,7 @@ std::unique_ptr<transport::Connection> Session::dial(uint32_t epoch, bool& given
 
 // A server, or worker, that dies before it has greeted has nothing of the session: another one begins it. The
 // holder bounds how long one is waited for (--protect-wait); its own end ends the wait.
-bool Session::reachFirst(OpenedSession opened, CUresult& status, std::string& text) {
+bool Session::reachFirst(OpenedSession opened, const Accepts& accepts, CUresult& status, std::string& text) {
   constexpr unsigned kMostServers = 4;
   for (unsigned tries = kMostServers; tries != 0; --tries) {
     auto connection = connect(opened.bootstrap, opened.reply.networkDevice, status, text);
@@ -269,7 +269,7 @@ bool Session::reachFirst(OpenedSession opened, CUresult& status, std::string& te
     if (connection != nullptr) {
       mapsMemory_ = connection->mapsMemory();
       use(std::move(connection));
-      if (greet(status, text)) return true;
+      if (greet(accepts, status, text)) return true;
       lost = hello_ == nullptr && mayGoOver(*connection_);
       server = !isFailover(connection_->reason());
     }

@@ -6,6 +6,8 @@
 #include <cctype>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -79,6 +81,13 @@ CUresult visibleDevices(const char* value, std::span<const CUuuid> devices, std:
     rest.remove_prefix(comma + 1);
   }
   return chosen->empty() ? CUDA_ERROR_NO_DEVICE : CUDA_SUCCESS;
+}
+
+bool namesNoDevice(const char* value) {
+  if (value == nullptr) return false;
+  const std::string first(value, std::strcspn(value, ","));
+  if (startsAsUuid(first)) return first.size() == kUuidPrefixes[0].size();
+  return !byOrdinal(first, std::numeric_limits<int>::max());
 }
 
 CUmoduleLoadingMode moduleLoadingMode(const char* value) {

@@ -19,6 +19,9 @@ namespace gpupool::client {
 // cuInit's answer.
 CUresult visibleDevices(const char* value, std::span<const CUuuid> devices, std::vector<int>* chosen);
 
+// No lease has a device that CUDA_VISIBLE_DEVICES names: it is empty, or begins with -1 or with a word.
+bool namesNoDevice(const char* value);
+
 // CUDA_MODULE_LOADING: EAGER in either case, else lazy, which DEFAULT means on Linux.
 CUmoduleLoadingMode moduleLoadingMode(const char* value);
 

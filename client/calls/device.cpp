@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "base/log.h"
@@ -100,25 +101,26 @@ void leaveNetwork() {
 }
 
 CUresult initialise() {
-  CUresult status = CUDA_SUCCESS;
+  const char* named = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (namesNoDevice(named)) return CUDA_ERROR_NO_DEVICE;  // and no lease is taken
+  CUresult status = checkDeviceOrder(std::getenv("CUDA_DEVICE_ORDER"));
+  if (status != CUDA_SUCCESS) return status;
   std::string text;
-  if (Session::open(status, text) == nullptr) {
+  std::vector<int> chosen;
+  const auto choose = [&](const schema::WorkerHello& hello) {
+    std::vector<CUuuid> uuids;
+    uuids.reserve(hello.deviceCount);
+    for (uint32_t d = 0; d < hello.deviceCount; ++d) uuids.push_back(hello.devices[d].uuid);
+    return visibleDevices(named, uuids, &chosen);
+  };
+  if (Session::open(choose, status, text) == nullptr) {
     // A program may call cuInit again and again; what has not changed is not said again.
     static std::string said;
-    if (said != text) GPUPOOL_ERROR("%s", text.c_str());
+    if (said != text && !text.empty()) GPUPOOL_ERROR("%s", text.c_str());
     said = text;
     return status;
   }
-  auto* chosen = new std::vector<int>;
-  std::vector<CUuuid> uuids;
-  const schema::WorkerHello& hello = Session::get().hello();
-  uuids.reserve(hello.deviceCount);
-  for (uint32_t d = 0; d < hello.deviceCount; ++d) uuids.push_back(hello.devices[d].uuid);
-  status = visibleDevices(std::getenv("CUDA_VISIBLE_DEVICES"), uuids, chosen);
-  if (status == CUDA_SUCCESS) status = checkDeviceOrder(std::getenv("CUDA_DEVICE_ORDER"));
-  if (status == CUDA_SUCCESS && chosen->empty()) status = CUDA_ERROR_NO_DEVICE;
-  if (status != CUDA_SUCCESS) return status;
-  visible = chosen;
+  visible = new std::vector<int>(std::move(chosen));
   startDeviceMemory();
   static constexpr Session::MoveHooks moves{
       [] { return hostMemory().regions(); },

@@ -76,6 +76,19 @@ TEST_CASE("visible devices: several") {
   CHECK(ask(nullptr, 0) == "100");
 }
 
+TEST_CASE("visible devices: what names no device of any lease") {
+  for (const char* value : {"", "-1", "abc", ",0", "NoDevFiles", "GPU-", "MIG-", "-1,0", "GPU-,GPU-79"}) {
+    INFO(value);
+    CHECK(namesNoDevice(value));
+    CHECK(three(value) == "100");
+  }
+  CHECK_FALSE(namesNoDevice(nullptr));
+  for (const char* value : {"0", "7", "0,-1", " 3", "0x10", "GPU-7", "MIG-79", "0abc"}) {
+    INFO(value);
+    CHECK_FALSE(namesNoDevice(value));
+  }
+}
+
 TEST_CASE("visible devices: loading mode and order") {
   CHECK(moduleLoadingMode("EAGER") == CU_MODULE_EAGER_LOADING);
   CHECK(moduleLoadingMode("eager") == CU_MODULE_EAGER_LOADING);
