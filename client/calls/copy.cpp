@@ -238,7 +238,15 @@ CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext toContext, CUdeviceptr from
     if (kind != End::device) status = asKernelsUse(end);
     if (status != CUDA_SUCCESS) return status;
   }
-  return postTo<"cuMemcpyPeerAsync">(ref, to, a->handle, from, b->handle, n, ref.wire);
+  const auto bothMay = [&](CUdeviceptr end, bool write) {
+    return mayAccess(a->handle, end, n, write) && mayAccess(b->handle, end, n, write);
+  };
+  if (bothMay(to, true) && bothMay(from, false))
+    return postTo<"cuMemcpyPeerAsync">(ref, to, a->handle, from, b->handle, n, ref.wire);
+  // Whether memory that one of them may not access can be copied all the same is the driver's to say.
+  status = Session::get().await<"cuMemcpyPeerAsync">(ref.context, to, a->handle, from, b->handle, n, ref.wire);
+  if (status == CUDA_SUCCESS) ref.stream->posted.fetch_add(1, std::memory_order_acq_rel);
+  return status;
 }
 CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext toContext, CUdeviceptr from, CUcontext fromContext,
                       size_t n) {
