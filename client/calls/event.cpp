@@ -5,6 +5,7 @@
 
 #include "client/capture.h"
 #include "client/entry.h"
+#include "client/memory/carrier.h"
 #include "client/memory/registered.h"
 #include "client/streams.h"
 
@@ -185,12 +186,13 @@ CUresult recordIn(const StreamRef& ref, CUevent handle, unsigned flags) {
   Event* event = events.find(toId(handle));
   if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   if (ref.context != event->context) return CUDA_ERROR_INVALID_HANDLE;
+  const bool external = (flags & CU_EVENT_RECORD_EXTERNAL) != 0;
+  if (ref.stream->capturing && external && event->shared) return CUDA_ERROR_NOT_SUPPORTED;
   if (ref.stream->capturing) {
     CUresult status = Session::get().await<"sessionEventRecord">(ref.context, handle, ref.wire, flags,
                                                                  uint64_t{0}, uint64_t{0}, 0u);
     if (status != CUDA_SUCCESS) return status;
-    if ((flags & CU_EVENT_RECORD_EXTERNAL) !=
-        0) {  // a node: launches record it, and only the driver knows when
+    if (external) {  // a node: launches record it, and only the driver knows when
       event->ever = false;
       return CUDA_SUCCESS;
     }
@@ -200,6 +202,9 @@ CUresult recordIn(const StreamRef& ref, CUevent handle, unsigned flags) {
   }
   if (event->shared) {
     event->captured = false;
+    // Who waits for it in another process reads what was copied before it.
+    if (carrier().busy())
+      if (CUresult status = synchronizeStream(ref); status != CUDA_SUCCESS) return status;
     return countIn(ref, Session::get().await<"sessionSharedRecord">(ref.context, handle, ref.wire));
   }
   std::lock_guard lock(recording);
@@ -231,6 +236,8 @@ CUresult recordIn(const StreamRef& ref, CUevent handle, unsigned flags) {
 CUresult waitIn(const StreamRef& ref, CUevent handle, unsigned flags) {
   Event* event = events.find(toId(handle));
   if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (event->shared && ref.stream->capturing && (flags & CU_EVENT_WAIT_EXTERNAL) != 0)
+    return CUDA_ERROR_NOT_SUPPORTED;
   if (event->shared && !event->captured && !ref.stream->capturing)
     return countIn(ref, Session::get().await<"sessionSharedWait">(ref.context, ref.wire, handle));
   if (!event->captured) return postTo<"cuStreamWaitEvent">(ref, ref.wire, handle, flags);
