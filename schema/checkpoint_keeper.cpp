@@ -166,7 +166,8 @@ kj::Promise<void> CheckpointKeeper::keep(kj::AsyncIoStream& stream, std::shared_
     coming->kept.blocks = std::make_shared<const Blocks>(std::move(coming->blocks));
     kept_[coming->session] = std::move(coming->kept);
     notKept_.erase(coming->session);
-  } else if (std::exchange(notKept_[coming->session], coming->why) != coming->why) {  // it comes again and again
+  } else if (std::exchange(notKept_[coming->session], coming->why) !=
+             coming->why) {  // it comes again and again
     GPUPOOL_INFO("session %s: a checkpoint is not kept: %s", coming->session.text().c_str(),
                  coming->why.c_str());
   }

@@ -109,11 +109,11 @@ class CheckpointKeeper {
   kj::Timer& timer_;
   const Settings settings_;
   const std::shared_ptr<uint64_t> used_ = std::make_shared<uint64_t>(0);
-  std::shared_ptr<BlockFile> file_;  // null: nothing has come yet
-  std::map<Id, Kept> kept_;          // by session
+  std::shared_ptr<BlockFile> file_;    // null: nothing has come yet
+  std::map<Id, Kept> kept_;            // by session
   std::map<Id, std::string> notKept_;  // by session: why the last one that came is not kept
-  std::set<Id> over_;                // sessions
-  std::map<Id, uint64_t> fence_;     // by session: the epoch as which it was brought last
+  std::set<Id> over_;                  // sessions
+  std::map<Id, uint64_t> fence_;       // by session: the epoch as which it was brought last
 };
 
 // Said by the server, of what was said to it: another try would not end otherwise.
