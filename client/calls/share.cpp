@@ -73,12 +73,11 @@ CUresult openMemory(CUdeviceptr* out, const CUipcMemHandle& handle, unsigned fla
 }  // namespace
 
 CUresult offerAllocation(const Allocation& allocation, ShareToken& token) {
-  if (offeredAllocations().find(allocation, token)) return CUDA_SUCCESS;
-  landBeforeReturning();
-  const CUresult status = Session::get().await<"sessionMemoryOffer">(
-      allocation.context, uint64_t{0}, CUdeviceptr{allocation.address}, allocation.bytes, &token);
-  if (status == CUDA_SUCCESS) offeredAllocations().add(allocation, token);
-  return status;
+  return offeredAllocations().offered(allocation, token, [&](ShareToken& asked) {
+    landBeforeReturning();
+    return Session::get().await<"sessionMemoryOffer">(
+        allocation.context, uint64_t{0}, CUdeviceptr{allocation.address}, allocation.bytes, &asked);
+  });
 }
 
 CUresult openShared(const ShareToken& token, CUmemoryPool pool, CUdeviceptr* out) {

@@ -59,17 +59,23 @@ bool readDescriptor(ShareKind kind, int descriptor, Share& share) {
   return carried.is(kind);
 }
 
-bool OfferedAllocations::find(const Allocation& allocation, schema::ShareToken& token) const {
+bool OfferedAllocations::find(const Allocation& allocation, schema::ShareToken& token) {
   std::lock_guard lock(mutex_);
   const auto found = tokens_.find(allocation.bufferId);
   if (found != tokens_.end()) token = found->second;
   return found != tokens_.end();
 }
 
-void OfferedAllocations::add(const Allocation& allocation, const schema::ShareToken& token) {
+CUresult OfferedAllocations::offered(const Allocation& allocation, schema::ShareToken& token,
+                                     const std::function<CUresult(schema::ShareToken&)>& offer) {
+  std::lock_guard one(offering_);
+  if (find(allocation, token)) return CUDA_SUCCESS;
+  const CUresult status = offer(token);
+  if (status != CUDA_SUCCESS) return status;
   std::lock_guard lock(mutex_);
   tokens_[allocation.bufferId] = token;
   any_.store(true, std::memory_order_relaxed);
+  return CUDA_SUCCESS;
 }
 
 void OfferedAllocations::freed(const Allocation& allocation) {

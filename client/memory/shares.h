@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 
@@ -30,15 +31,19 @@ bool readDescriptor(ShareKind kind, int descriptor, Share& share);
 // The allocations of this process (cuMemAlloc, and pools) of which others have a handle.
 class OfferedAllocations {
  public:
-  bool find(const Allocation& allocation, schema::ShareToken& token) const;
-  void add(const Allocation& allocation, const schema::ShareToken& token);
+  // The allocation's token, for which `offer` asks the worker: once, however many threads want it.
+  CUresult offered(const Allocation& allocation, schema::ShareToken& token,
+                   const std::function<CUresult(schema::ShareToken&)>& offer);
   // False: none has been offered yet, and nothing needs to be told.
   bool any() const { return any_.load(std::memory_order_relaxed); }
   // It is freed: its handle opens nothing any more.
   void freed(const Allocation& allocation);
 
  private:
-  mutable std::mutex mutex_;
+  bool find(const Allocation& allocation, schema::ShareToken& token);
+
+  std::mutex offering_;  // held while the worker is awaited; taken before mutex_
+  std::mutex mutex_;
   std::map<uint64_t, schema::ShareToken> tokens_;  // by Allocation::bufferId
   std::atomic<bool> any_{false};
 };
