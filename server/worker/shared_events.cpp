@@ -92,6 +92,7 @@ CUresult SharedEvents::takeCell(Event& event) {
 }
 
 CUresult SharedEvents::offer(uint64_t name, CUevent real, schema::ShareToken& token) {
+  std::lock_guard one(offering_);
   Event event;
   if (find(name, event)) {
     token = event.token;

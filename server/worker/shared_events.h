@@ -5,7 +5,8 @@
 // what completion words need, and works between any devices.
 //
 // Threads: records, waits and queries by the executor; offers and openings by those beside it; gone by the
-// one that watches the server. No lock is held while the driver is called, but for registering memory.
+// one that watches the server. No lock that the executor takes is held while the driver is called, but for
+// registering memory.
 
 #include <cstdint>
 #include <deque>
@@ -28,7 +29,7 @@ class SharedEvents {
   SharedEvents& operator=(const SharedEvents&) = delete;
 
   // `event` is the session's name of it. Needs the event's context. What it has been recorded for so far
-  // counts as the first record.
+  // counts as the first record. However many threads offer it, it has one token.
   CUresult offer(uint64_t event, CUevent real, schema::ShareToken& token);
   CUresult open(uint64_t event, const schema::ShareToken& token);
   // Each CUDA_ERROR_INVALID_HANDLE of an event that is not shared. The stream's context is current.
@@ -64,6 +65,7 @@ class SharedEvents {
 
   const Driver& driver_;
   Account& account_;
+  std::mutex offering_;  // one offer at a time; taken before the others
   mutable std::mutex mutex_;
   std::map<uint64_t, Event> events_;
   std::vector<std::shared_ptr<Slab>> own_;

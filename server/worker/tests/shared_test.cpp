@@ -3,7 +3,10 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <functional>
 #include <map>
+#include <mutex>
+#include <thread>
 
 #include "server/worker/shared_events.h"
 #include "server/worker/space.h"
@@ -26,8 +29,10 @@ struct Exchange {
     Account::Part part;
     int descriptor = -1;
   };
+  std::mutex mutex;                    // of what follows
   std::map<uint64_t, Offered> offers;  // by the token's key
   uint64_t next = 1, openings = 0;
+  std::function<void()> onOffer = [] {};
   ~Exchange() {
     for (auto& [key, offer] : offers) ::close(offer.descriptor);
   }
@@ -43,6 +48,8 @@ class TestAccount final : public Account {
   void give(unsigned, uint64_t bytes) override { used -= bytes; }
   uint64_t others(unsigned) override { return 0; }
   CUresult offer(uint64_t piece, const Part& part, int descriptor, ShareToken& token) override {
+    exchange_.onOffer();
+    std::lock_guard lock(exchange_.mutex);
     token.key[0] = exchange_.next++;
     exchange_.offers[token.key[0]] = {session_, piece, part, dup(descriptor)};
     return CUDA_SUCCESS;
@@ -339,4 +346,27 @@ TEST_CASE("an event that is destroyed is shared no more, and its handle opens no
     REQUIRE(events.owner.offer(name, events.real, token) == CUDA_SUCCESS);
     events.owner.forget(name);
   }
+}
+
+TEST_CASE("an event that two threads offer at once has one token, and one cell") {
+  Current current;
+  Events events;
+  std::atomic<unsigned> offers{0};
+  ShareToken second;
+  std::thread other;
+  // The first offer gives the second one time to overtake it.
+  events.exchange.onOffer = [&] {
+    if (++offers != 1) return;
+    other = std::thread([&] {
+      softDriver().cuCtxSetCurrent(current.context);
+      events.owner.offer(10, events.real, second);
+    });
+    for (int i = 0; i < 300 && offers == 1; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  REQUIRE(events.owner.offer(10, events.real, events.token) == CUDA_SUCCESS);
+  other.join();
+  CHECK(second == events.token);
+  CHECK(events.exchange.offers.size() == 1);
+  events.owner.forget(10);
+  CHECK(events.exchange.offers.empty());
 }
