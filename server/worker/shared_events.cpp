@@ -35,21 +35,25 @@ struct SharedEvents::Slab {
   std::shared_ptr<transport::SharedMemory> memory;
   uint64_t piece = 0;               // of this session's own
   std::map<CUcontext, View> views;  // under views_
+  // Of another session; left: when an event of it was forgotten last, counted, under mutex_.
+  uint64_t inode = 0, left = 0;
 
   Cell& at(size_t index) { return *reinterpret_cast<Cell*>(memory->data() + index * kCellBytes); }
 };
 
 SharedEvents::~SharedEvents() {
-  const auto end = [&](const std::shared_ptr<Slab>& slab) {
-    for (auto& [context, view] : slab->views) {
-      CUcontext popped = nullptr;
-      if (driver_.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS) continue;
-      driver_.cuMemHostUnregister(view.memory->data());
-      driver_.cuCtxPopCurrent_v2(&popped);
-    }
-  };
-  for (const auto& slab : own_) end(slab);
-  for (const auto& [inode, slab] : opened_) end(slab);
+  for (const auto& slab : own_) unregister(*slab);
+  for (const auto& [inode, slab] : opened_) unregister(*slab);
+}
+
+void SharedEvents::unregister(Slab& slab) {
+  for (auto& [context, view] : slab.views) {
+    CUcontext popped = nullptr;
+    if (driver_.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS) continue;
+    driver_.cuMemHostUnregister(view.memory->data());
+    driver_.cuCtxPopCurrent_v2(&popped);
+  }
+  slab.views.clear();
 }
 
 bool SharedEvents::find(uint64_t event, Event& found) const {
@@ -144,6 +148,7 @@ std::shared_ptr<SharedEvents::Slab> SharedEvents::openSlab(int descriptor, size_
   try {
     auto fresh = std::make_shared<Slab>();
     fresh->memory = transport::SharedMemory::adopt(descriptor, bytes);
+    fresh->inode = status.st_ino;
     return slab = std::move(fresh);
   } catch (const std::exception& e) {
     GPUPOOL_WARNING("another session's events cannot be mapped: %s", e.what());
@@ -217,6 +222,28 @@ CUresult SharedEvents::mark(const Event& event, CUstream stream, Cell& cell) {
   return result;
 }
 
+// Slabs of which no event is open here, but for a few: who opens an event of a session and destroys it mostly
+// goes on to the next one of that session. Until it is dropped, `gone` finds it.
+void SharedEvents::dropLeft(const std::function<bool()>& idle) {
+  std::vector<std::shared_ptr<Slab>> left;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [inode, slab] : opened_)
+      if (slab.use_count() == 1) left.push_back(slab);
+    std::sort(left.begin(), left.end(), [](const auto& a, const auto& b) { return a->left < b->left; });
+  }
+  if (left.size() <= kMostLeft || !idle()) return;
+  left.resize(left.size() - kMostLeft);
+  for (const auto& slab : left) {
+    {
+      std::lock_guard lock(mutex_);
+      if (slab.use_count() != 2) continue;  // opened again meanwhile
+      opened_.erase(slab->inode);
+    }
+    unregister(*slab);
+  }
+}
+
 CUresult SharedEvents::record(uint64_t name, CUstream stream) {
   Event event;
   if (!find(name, event)) return CUDA_ERROR_INVALID_HANDLE;
@@ -241,7 +268,7 @@ CUresult SharedEvents::query(uint64_t name) const {
   return cell.reached(cell.records) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
-void SharedEvents::forget(uint64_t name) {
+void SharedEvents::forget(uint64_t name, const std::function<bool()>& idle) {
   Event event;
   {
     std::lock_guard lock(mutex_);
@@ -250,11 +277,12 @@ void SharedEvents::forget(uint64_t name) {
     event = std::move(known->second);
     events_.erase(known);
     if (event.opening == 0) free_.emplace_back(event.slab, event.cell);
+    event.slab->left = ++forgotten_;
+    event.slab.reset();
   }
-  if (event.opening != 0)
-    account_.close(event.opening);
-  else
-    account_.endOffer(event.token, false);
+  if (event.opening == 0) return account_.endOffer(event.token, false);
+  account_.close(event.opening);
+  dropLeft(idle);
 }
 
 void SharedEvents::contextEnded(CUcontext context) {

@@ -4,12 +4,15 @@
 // the record sets (cuStreamWriteValue64) and other streams wait for. So it needs nothing of the driver but
 // what completion words need, and works between any devices.
 //
-// Threads: records, waits and queries by the executor; offers and openings by those beside it; gone by the
-// one that watches the server. No lock that the executor takes is held while the driver is called, but for
-// registering memory.
+// Another session's cells stay mapped while events of it are open here; of other sessions', those of a few.
+//
+// Threads: records, waits, queries, forget and contextEnded by the executor; offers and openings by those
+// beside it; gone by the one that watches the server. No lock that the executor takes is held while the
+// driver is called, but for registering memory.
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -36,8 +39,10 @@ class SharedEvents {
   CUresult record(uint64_t event, CUstream stream);
   CUresult wait(uint64_t event, CUstream stream);
   CUresult query(uint64_t event) const;
-  // It is destroyed.
-  void forget(uint64_t event);
+  // It is destroyed. `idle` says that no stream of the session has work, nor a capture. Only then is memory
+  // of other sessions given back: streams may have yet to look at it, and the driver waits meanwhile for all
+  // work of the context, which may wait for what the program says next.
+  void forget(uint64_t event, const std::function<bool()>& idle);
   void contextEnded(CUcontext context);
   // That session has ended: what it has recorded is reached.
   void gone(uint64_t session);
@@ -48,6 +53,8 @@ class SharedEvents {
   static constexpr size_t kMarks = 31, kCellBytes = 512, kCells = 512;
   // Of this session; cells that wait for their next event.
   static constexpr size_t kMostSlabs = 64, kRest = 128;
+  // Of others' slabs that stay mapped though no event of them is open here.
+  static constexpr size_t kMostLeft = 16;
   struct Cell;
   struct Slab;
   struct Event {
@@ -62,6 +69,8 @@ class SharedEvents {
   CUresult mark(const Event& event, CUstream stream, Cell& cell);
   CUresult addressOf(const Event& event, uint64_t record, CUdeviceptr& address);
   std::shared_ptr<Slab> openSlab(int descriptor, size_t bytes);
+  void unregister(Slab& slab);
+  void dropLeft(const std::function<bool()>& idle);
 
   const Driver& driver_;
   Account& account_;
@@ -70,6 +79,7 @@ class SharedEvents {
   std::map<uint64_t, Event> events_;
   std::vector<std::shared_ptr<Slab>> own_;
   std::map<uint64_t, std::shared_ptr<Slab>> opened_;           // by inode
+  uint64_t forgotten_ = 0;                                     // events
   std::deque<std::pair<std::shared_ptr<Slab>, size_t>> free_;  // the longest unused first
   std::mutex views_;
 };

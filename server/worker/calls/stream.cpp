@@ -67,11 +67,41 @@ void eventRecord(Session& session, Call& call) {
   served.close(status);
 }
 
+// Of the current context. A query would end a capture.
+bool hasNoWork(const Driver& driver, CUstream stream) {
+  CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+  CUresult result = driver.cuStreamIsCapturing(stream, &capture);
+  if (capture != CU_STREAM_CAPTURE_STATUS_NONE) return false;
+  if (result == CUDA_SUCCESS) result = driver.cuStreamQuery(stream);
+  return result == CUDA_SUCCESS || result == CUDA_ERROR_CONTEXT_IS_DESTROYED;
+}
+
+// No stream that the session has a name of has work, or a capture.
+bool streamsIdle(Session& session) {
+  const Driver& driver = session.driver();
+  bool idle = true;
+  const auto ask = [&](CUcontext context, CUstream stream) {
+    CUcontext popped = nullptr;
+    if (!idle || driver.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS) return;
+    idle = hasNoWork(driver, stream);
+    driver.cuCtxPopCurrent_v2(&popped);
+  };
+  session.objects().forEach(HandleKind::stream, [&](uint64_t, uint64_t real) {
+    const auto stream = reinterpret_cast<CUstream>(real);
+    CUcontext context = nullptr;
+    if (idle && driver.cuStreamGetCtx(stream, &context) == CUDA_SUCCESS) ask(context, stream);
+  });
+  session.objects().forEach(HandleKind::context, [&](uint64_t, uint64_t context) {
+    ask(reinterpret_cast<CUcontext>(context), CU_STREAM_LEGACY);
+  });
+  return idle;
+}
+
 void eventDestroy(Session& session, Call& call) {
   Served<EventDestroy> served(session, call);
   if (!served.open()) return;
   session.eventTimes().forget(served.get<"hEvent">().id());
-  session.sharedEvents().forget(served.get<"hEvent">().id());
+  session.sharedEvents().forget(served.get<"hEvent">().id(), [&] { return streamsIdle(session); });
   served.close(served.invoke(session.driver().cuEventDestroy_v2));
 }
 

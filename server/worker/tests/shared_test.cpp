@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -132,6 +133,8 @@ struct Events : Two {
   SharedEvents owner{softDriver(), mine}, guest{softDriver(), other};
   CUevent real = nullptr;
   ShareToken token;
+  bool idle = true;
+  const std::function<bool()> whetherIdle = [this] { return idle; };
   Events() { REQUIRE(softDriver().cuEventCreate(&real, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS); }
   ~Events() { softDriver().cuEventDestroy_v2(real); }
   void share() {
@@ -139,6 +142,36 @@ struct Events : Two {
     REQUIRE(guest.open(20, token) == CUDA_SUCCESS);
   }
 };
+
+// A further session, which offers an event, and ends.
+struct Owner {
+  Owner(Exchange& exchange, unsigned session, CUevent real) : account(exchange, session) {
+    REQUIRE(events.offer(1, real, token) == CUDA_SUCCESS);
+  }
+  ~Owner() {
+    events.forget(1, [] { return true; });
+  }
+  TestAccount account;
+  SharedEvents events{softDriver(), account};
+  ShareToken token;
+};
+
+size_t descriptors() {
+  const auto all = std::filesystem::directory_iterator("/proc/self/fd");
+  return static_cast<size_t>(std::distance(begin(all), end(all)));
+}
+
+// Such sessions of which the guest opens the event, records it and destroys it.
+void comeAndGo(Events& events, unsigned owners) {
+  Stream stream;
+  for (unsigned i = 0; i < owners; ++i) {
+    Owner owner(events.exchange, 100 + i, events.real);
+    REQUIRE(events.guest.open(30, owner.token) == CUDA_SUCCESS);
+    REQUIRE(events.guest.record(30, stream.stream) == CUDA_SUCCESS);
+    stream.finish();
+    events.guest.forget(30, events.whetherIdle);
+  }
+}
 
 struct Spaces : Two {
   Space owner{softDriver(), {0}, mine}, guest{softDriver(), {0}, other};
@@ -334,17 +367,17 @@ TEST_CASE("an event that is destroyed is shared no more, and its handle opens no
   Current current;
   Events events;
   events.share();
-  events.guest.forget(20);
+  events.guest.forget(20, events.whetherIdle);
   CHECK(events.guest.shared() == 0);
   CHECK(events.other.openings() == 0);
-  events.owner.forget(10);
+  events.owner.forget(10, events.whetherIdle);
   CHECK(events.owner.shared() == 0);
   CHECK(events.guest.open(21, events.token) == CUDA_ERROR_INVALID_HANDLE);
   // Its cell takes its turn.
   for (uint64_t name = 100; name < 1500; ++name) {
     ShareToken token;
     REQUIRE(events.owner.offer(name, events.real, token) == CUDA_SUCCESS);
-    events.owner.forget(name);
+    events.owner.forget(name, events.whetherIdle);
   }
 }
 
@@ -367,6 +400,65 @@ TEST_CASE("an event that two threads offer at once has one token, and one cell")
   other.join();
   CHECK(second == events.token);
   CHECK(events.exchange.offers.size() == 1);
-  events.owner.forget(10);
+  events.owner.forget(10, events.whetherIdle);
   CHECK(events.exchange.offers.empty());
+}
+
+TEST_CASE("sessions that come, share an event and go leave no descriptors behind") {
+  Current current;
+  Events events;
+  comeAndGo(events, 20);
+  const size_t before = descriptors();
+  comeAndGo(events, 20);
+  CHECK(descriptors() == before);
+  // What streams may have yet to look at stays until they are idle.
+  events.idle = false;
+  comeAndGo(events, 20);
+  CHECK(descriptors() > before);
+  events.idle = true;
+  comeAndGo(events, 1);
+  CHECK(descriptors() == before);
+}
+
+TEST_CASE("an event that is open keeps its session's cells, and destroyed it can be opened again") {
+  Current current;
+  Events events;
+  Stream owning, waiting;
+  events.share();
+  const auto recordAndWait = [&](uint64_t name) {
+    Gate gate;
+    gate.stand(owning);
+    REQUIRE(events.owner.record(10, owning.stream) == CUDA_SUCCESS);
+    REQUIRE(events.guest.wait(name, waiting.stream) == CUDA_SUCCESS);
+    CHECK_FALSE(waiting.idle());
+    gate.open();
+    waiting.finish();
+    CHECK(events.guest.query(name) == CUDA_SUCCESS);
+  };
+  recordAndWait(20);
+  comeAndGo(events, 40);
+  recordAndWait(20);
+  events.guest.forget(20, events.whetherIdle);
+  comeAndGo(events, 40);
+  REQUIRE(events.guest.open(21, events.token) == CUDA_SUCCESS);
+  recordAndWait(21);
+}
+
+TEST_CASE("what a session that has ended had recorded is reached though its event is destroyed here") {
+  Current current;
+  Events events;
+  Stream dying, waiting;
+  Gate gate;
+  events.share();
+  gate.stand(dying);
+  REQUIRE(events.owner.record(10, dying.stream) == CUDA_SUCCESS);
+  REQUIRE(events.guest.wait(20, waiting.stream) == CUDA_SUCCESS);
+  events.idle = false;
+  events.guest.forget(20, events.whetherIdle);
+  comeAndGo(events, 40);
+  CHECK_FALSE(waiting.idle());
+  events.guest.gone(1);
+  waiting.finish();
+  gate.open();
+  dying.finish();
 }
