@@ -13,6 +13,10 @@
 //                                  pinned, downloads, memsets, callbacks; then waits for all and compares;
 //                                  a copy has so many MiB (default: 32)
 //
+// network_load late SECONDS (not used) says "ready"; after a line on stdin it downloads round after round,
+// the next one always under way; after another line it calls nothing, says "still" and looks at what has
+// come, until a third line: nothing may write there any more.
+//
 // Exit status: 0 all was right; 3 a call failed (its error is printed); 4 bytes are not what they must be.
 
 #include <cuda.h>
@@ -245,6 +249,72 @@ void held(double seconds) {
   say("right: " + std::to_string(slow.value) + " rounds");
 }
 
+// A round fills one of two pinned buffers while the other one's is under way, so that the worker always has
+// something to put there. A put that comes late brings the number of an earlier round.
+class Downloads {
+ public:
+  Downloads() {
+    for (Half& half : halves_) {
+      half.data = device_.allocate(kBytes);
+      CU(cuMemHostAlloc(&half.pinned, kBytes, 0));
+      CU(cuEventCreate(&half.done, CU_EVENT_DISABLE_TIMING));
+    }
+  }
+  void post(uint32_t round) {
+    Half& half = halves_[round % 2];
+    CU(cuMemsetD32Async(half.data, round, kWords, device_.stream));
+    CU(cuMemcpyDtoHAsync(half.pinned, half.data, kBytes, device_.stream));
+    CU(cuEventRecord(half.done, device_.stream));
+  }
+  void await(uint32_t round) {
+    CU(cuEventSynchronize(halves_[round % 2].done));
+    look(round);
+  }
+  void look(uint32_t round) const {
+    const auto* words = static_cast<const volatile uint32_t*>(halves_[round % 2].pinned);
+    for (size_t i = 0; i < kWords; ++i)
+      if (const uint32_t got = words[i]; got != round) corrupted("downloads", i, got, round);
+  }
+
+ private:
+  struct Half {
+    CUdeviceptr data = 0;
+    void* pinned = nullptr;
+    CUevent done = nullptr;
+  };
+  Device device_;
+  Half halves_[2];
+};
+
+// Reads no more than a line.
+bool lineComes(int withinMs) {
+  pollfd input{STDIN_FILENO, POLLIN, 0};
+  if (poll(&input, 1, withinMs) <= 0) return false;
+  char got = 0;
+  while (read(STDIN_FILENO, &got, 1) == 1 && got != '\n') {
+  }
+  return true;
+}
+
+void late() {
+  Downloads downloads;
+  say("ready");
+  lineComes(-1);
+  uint32_t round = 0;
+  downloads.post(round);
+  do {
+    downloads.post(round + 1);
+    downloads.await(round++);
+  } while (!lineComes(0));
+  downloads.await(round);
+  say("still");
+  do {
+    downloads.look(round);
+    downloads.look(round - 1);
+  } while (!lineComes(20));
+  say("right: nothing came late");
+}
+
 // Posts one kind of work without end, so that what the library keeps of it would show.
 class Flood {
  public:
@@ -339,5 +409,6 @@ int main(int count, char** words) {
   if (kind == "idle") return idle(seconds), 0;
   if (kind == "wait") return waitForever(), 0;
   if (kind == "held") return held(seconds), 0;
+  if (kind == "late") return late(), 0;
   return flood(kind, seconds, mib(32));
 }
