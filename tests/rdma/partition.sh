@@ -97,13 +97,15 @@ more_arrives() {
   done
   return 1
 }
-run() { # run NAME OPTION...: the program at `far`; its lines come through descriptor 9
+# run NAME OPTION...: the program at `far`; its lines come through descriptor 9. Its adapter is as patient: with a message of
+# its own under way it would else give the connection up by itself, and a client that kept it would not be noticed.
+run() {
   local name=$1
   shift
   rm -f "$here/$name.in"
   mkfifo "$here/$name.in"
   exec 9<>"$here/$name.in"
-  gpupool run --server far --transport ucx --memory 256MiB --wait 2m "$@" -- "$bin/network_load" late 0 \
+  UCX_RC_TIMEOUT=8s gpupool run --server far --transport ucx --memory 256MiB --wait 2m "$@" -- "$bin/network_load" late 0 \
     <&9 >"$here/$name.out" 2>"$here/$name.err" &
   runner=$!
 }
