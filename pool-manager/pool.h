@@ -139,7 +139,8 @@ class Pool {
   void resume(const Principal& who, const Id& id, uint32_t waitMs, uint64_t now,
               const std::string& folder = "", const MoveTarget& to = {});
   // Of the lease's holder: see Manager.failOver. PoolEvents::resumed or notResumed, now or later.
-  void failOver(const Principal& who, const Id& id, const ServerLife& lost, uint32_t waitMs, uint64_t now);
+  void failOver(const Principal& who, const Id& id, const ServerLife& lost, uint32_t waitMs, uint64_t now,
+                bool cutOff = false);
   // As its holder is told of it. Throws as those above, and if it is nowhere.
   Lease leaseOf(const Principal& who, const Id& id) const;
   // Has its sessions moved, see Manager.migrate: PoolEvents::migrated or notMigrated, now or later. Of one
@@ -389,7 +390,7 @@ class Pool {
                  uint64_t now);
 
   // pool_failovers.cpp
-  std::string staysForNow(const Principal& who, const LeaseRecord& record, uint64_t now) const;
+  std::string staysForNow(const Principal& who, const LeaseRecord& record, uint64_t now, bool cutOff) const;
   static bool mayLeaveForHolder(const LeaseRecord& record);
   bool leavesForHolder(LeaseRecord& record, const std::string& server, const std::string& reason);
   void leaveForHolder(LeaseRecord& record, const std::string& reason);

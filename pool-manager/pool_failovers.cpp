@@ -23,8 +23,8 @@ constexpr uint32_t kMostWaitMs = 24 * 3600 * 1000;
 
 }  // namespace
 
-void Pool::failOver(const Principal& who, const Id& id, const ServerLife& lost, uint32_t waitMs,
-                    uint64_t now) {
+void Pool::failOver(const Principal& who, const Id& id, const ServerLife& lost, uint32_t waitMs, uint64_t now,
+                    bool cutOff) {
   latestMs_ = now;
   demandOwner(who, id);
   const auto at = leases_.find(id);
@@ -42,7 +42,7 @@ void Pool::failOver(const Principal& who, const Id& id, const ServerLife& lost, 
   }
   if (!record.hold) {
     if (waitMs == 0)
-      if (const std::string why = staysForNow(who, record, now); !why.empty())
+      if (const std::string why = staysForNow(who, record, now, cutOff); !why.empty())
         refuse(record, "stays where it is: " + why);
     if (!leftOver && !mayLeaveForHolder(record))
       return events_.notResumed(id, {Failure::Kind::noDevice, kMoving});
@@ -57,13 +57,15 @@ void Pool::failOver(const Principal& who, const Id& id, const ServerLife& lost, 
 }
 
 // A server that is only slow keeps its leases. That its holder does not hear it counts if the manager has
-// missed a beat of it, too, and if nobody else gets what the lease leaves before it has another place.
-std::string Pool::staysForNow(const Principal& who, const LeaseRecord& record, uint64_t now) const {
+// missed a beat of it, too, or if the network is cut between the two; and if nobody else gets what the lease
+// leaves before it has another place.
+std::string Pool::staysForNow(const Principal& who, const LeaseRecord& record, uint64_t now,
+                              bool cutOff) const {
   if ((record.state != LeaseState::active && !record.leftOver) || record.change != Change::none)
     return "something else is under way with it";
   if (record.leftOver && now < settledMs_) return "its server may be on its way back to this manager";
   const auto server = servers_.find(record.server().name);
-  if (server != servers_.end() && server->second.connected &&
+  if (!cutOff && server != servers_.end() && server->second.connected &&
       now < server->second.beatMs + uint64_t{2} * times_.beatMs)
     return "its server is heard";
   if (!waiters_.empty()) return "others wait for GPUs";

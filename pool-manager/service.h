@@ -126,8 +126,8 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
                                           const MoveTarget& to);
   kj::Promise<CheckpointResult> checkpointLease(const Principal& who, const Id& id, uint32_t drainMs,
                                                 const std::string& folder);
-  kj::Promise<void> failOverLease(const Principal& who, const Id& id, const ServerLife& lost,
-                                  uint32_t waitMs);
+  kj::Promise<void> failOverLease(const Principal& who, const Id& id, const ServerLife& lost, uint32_t waitMs,
+                                  bool cutOff);
   kj::Promise<uint32_t> sessionsOf(const std::string& server, const Id& id, kj::TimePoint until);
   kj::Promise<void> resumeLease(const Principal& who, const Id& id, uint32_t waitMs,
                                 const std::string& folder = "", const MoveTarget& to = {});

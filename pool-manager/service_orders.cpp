@@ -133,8 +133,8 @@ kj::Promise<void> Service::resumeLease(const Principal& who, const Id& id, uint3
 }
 
 kj::Promise<void> Service::failOverLease(const Principal& who, const Id& id, const ServerLife& lost,
-                                         uint32_t waitMs) {
-  return ask(resuming_, id, [&](uint64_t now) { pool_.failOver(who, id, lost, waitMs, now); });
+                                         uint32_t waitMs, bool cutOff) {
+  return ask(resuming_, id, [&](uint64_t now) { pool_.failOver(who, id, lost, waitMs, now, cutOff); });
 }
 
 kj::Promise<MigrateResult> Service::migrateLease(const Principal& who, const Id& id, uint32_t drainMs,

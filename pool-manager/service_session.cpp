@@ -287,7 +287,7 @@ kj::Promise<void> Service::Session::failOver(FailOverContext context) {
   const Id id = read(params.getId());
   return service()
       .failOverLease(principal(), id, {text(params.getServer()), read(params.getIncarnation())},
-                     params.getWaitMs())
+                     params.getWaitMs(), params.getCutOff())
       .then([this, context, id]() mutable {
         write(guarded([&] { return service().pool_.leaseOf(principal(), id); }),
               context.getResults().initLease(), Secrets::include);

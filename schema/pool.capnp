@@ -283,8 +283,9 @@ interface Manager {
   # those that it had, there or elsewhere, as soon as there are some: waits as a lease does, at most waitMs. Returns the
   # lease as it is then. Of a lease that is on another server by now, or on another life of that one: does nothing more.
   # waitMs 0: at once or not at all. Where the manager hears that server itself, or there is no other place, or others
-  # wait for GPUs, it fails (FAILED), and the lease stays where it is.
-  failOver @20 (id :Id128, server :Text, incarnation :Id128, waitMs :UInt32) -> (lease :Lease);
+  # wait for GPUs, it fails (FAILED), and the lease stays where it is. cutOff: also where the manager hears it, for a
+  # session that ran there heard nothing any more, and the server's host takes no connection from where the holder is.
+  failOver @20 (id :Id128, server :Text, incarnation :Id128, waitMs :UInt32, cutOff :Bool) -> (lease :Lease);
 
   # What would become of this request if it were made now; nothing is leased, and nobody waits. Its id counts for nothing.
   explain @16 (request :LeaseRequest) -> (explanation :Explanation);

@@ -219,7 +219,9 @@ kj::Promise<void> Holder::open(Peer& peer, const OpenRequest& request) {
   if (!lease_ && settings_.request.holder.empty())
     settings_.request.holder = holderName(request.pid, wish.command);
   if (wish.left) {
-    peer.sessions[wish.session] = wish;
+    SessionWish& known = peer.sessions[wish.session];
+    wish.ranAt = known.ranAt;
+    known = wish;
     peer.away.insert(wish.session);
   }
   auto opening =
@@ -246,7 +248,7 @@ kj::Promise<void> Holder::open(Peer& peer, const OpenRequest& request) {
                 // Where leases take turns, none goes on elsewhere.
                 const bool turns = lease_ && lease_->server.overcommitPercent > 100;
                 reply.silenceMs = turns || !isProtected() ? 0 : settings_.silenceMs;
-                setField(reply.server, session.server);
+                setField(reply.server, session.server.name);
                 opened_ = true;
                 peer.away.erase(session.id);
                 SessionWish& next = peer.sessions[session.id];
@@ -255,6 +257,7 @@ kj::Promise<void> Holder::open(Peer& peer, const OpenRequest& request) {
                 next.epoch = session.epoch + 1;
                 next.transport = session.transport;
                 next.left = true;
+                next.ranAt = session.server;
                 sendReply(peer.socket, reply, session.socket);
               },
               [&peer, moving = Moving{wish.session, wish.epoch}](kj::Exception&& error) {
@@ -351,7 +354,7 @@ kj::Promise<OpenSession> Holder::openNew(const SessionWish& wish) {
   if (!keeper_ || opened_)
     return opened.catch_(
         [this, wish, tried](kj::Exception&& error) { return openNewElsewhere(wish, tried, kj::mv(error)); });
-  return lookAt(tried, kj::mv(opened))
+  return lookAt(tried, wish, kj::mv(opened))
       .then([this, wish, tried](std::shared_ptr<Look> look) -> kj::Promise<OpenSession> {
         KJ_IF_MAYBE (session, look->session) return kj::mv(*session);
         KJ_IF_MAYBE (error, look->failure) return openNewElsewhere(wish, tried, kj::mv(*error));

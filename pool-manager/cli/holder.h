@@ -36,7 +36,8 @@ struct HolderSettings {
   uint32_t failOverWaitMs = 0;
   kj::Duration keepPause = 2 * kj::SECONDS;  // before it is connected to its server again
   kj::Duration lookLimit = 2 * kj::SECONDS;  // a server that is thought to be gone answers within this
-  // While it does not, the manager is asked this often whether the lease may leave it at once.
+  // While it does not, the manager is asked this often whether the lease may leave it at once. Its host takes
+  // a connection within this, too.
   kj::Duration lookAlone = 250 * kj::MILLISECONDS;
   // A server that keeps a session's checkpoint and does not answer is asked for so long. Then that is lost.
   kj::Duration standbyLimit = 6 * kj::SECONDS;
@@ -137,16 +138,20 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   schema::CheckpointKeeper::Open openLease() const;
   // What a server has said of a session. Neither: the lease has left it, or may have.
   struct Look {
+    std::string transport;
+    bool ranThere = false;  // the session, which has lost that server
     kj::Maybe<OpenSession> session;
     kj::Maybe<kj::Exception> failure;
     bool over() const { return session != nullptr || failure != nullptr; }
   };
-  kj::Promise<std::shared_ptr<Look>> lookAt(const pool::ServerLife& tried, kj::Promise<OpenSession> opened);
+  kj::Promise<std::shared_ptr<Look>> lookAt(const pool::ServerLife& tried, const SessionWish& wish,
+                                            kj::Promise<OpenSession> opened);
   kj::Promise<void> awaitLook(const pool::ServerLife& tried, std::shared_ptr<Look> look,
                               kj::ForkedPromise<void> over);
-  kj::Promise<bool> leaveAtOnce(const pool::ServerLife& lost);
+  kj::Promise<bool> leaveIfCutOff(const pool::ServerLife& tried, std::shared_ptr<Look> look);
+  kj::Promise<bool> leaveAtOnce(const pool::ServerLife& lost, bool cutOff);
   using FailedOver = capnp::Response<schema::Manager::FailOverResults>;
-  kj::Promise<FailedOver> requestFailOver(const pool::ServerLife& lost, uint32_t waitMs);
+  kj::Promise<FailedOver> requestFailOver(const pool::ServerLife& lost, uint32_t waitMs, bool cutOff);
   kj::Promise<void> noteFailOver(const FailedOver& answer);
   kj::Promise<void> failOver(const pool::ServerLife& lost);
   kj::Promise<void> askFailOver(pool::ServerLife lost, kj::TimePoint until);

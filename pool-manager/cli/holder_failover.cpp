@@ -21,7 +21,7 @@ kj::Promise<OpenSession> Holder::recover(const SessionWish& wish) {
   if (!lease_) return toException({Status::leaseEnded, "the lease has ended: " + lost_});
   const pool::ServerLife tried = lease_->server.life();
   auto opened = io_.getTimer().timeoutAfter(settings_.lookLimit, openAt({lease_->server}, wish));
-  return lookAt(tried, kj::mv(opened))
+  return lookAt(tried, wish, kj::mv(opened))
       .then([this, wish, tried](std::shared_ptr<Look> look) -> kj::Promise<OpenSession> {
         KJ_IF_MAYBE (session, look->session) return kj::mv(*session);
         if (!lease_) return toException({Status::leaseEnded, "the lease has ended: " + lost_});
@@ -38,8 +38,11 @@ kj::Promise<OpenSession> Holder::recover(const SessionWish& wish) {
 // While the server says nothing, the manager is asked whether the lease may leave it already. What the server
 // says meanwhile counts only if the lease stays: a session never begins at two servers.
 kj::Promise<std::shared_ptr<Holder::Look>> Holder::lookAt(const pool::ServerLife& tried,
+                                                          const SessionWish& wish,
                                                           kj::Promise<OpenSession> opened) {
   auto look = std::make_shared<Look>();
+  look->transport = wish.transport;
+  look->ranThere = wish.lost && wish.ranAt == tried;
   auto over = opened
                   .then([look](OpenSession&& session) { look->session = kj::mv(session); },
                         [look](kj::Exception&& error) { look->failure = kj::mv(error); })
@@ -58,7 +61,11 @@ kj::Promise<void> Holder::awaitLook(const pool::ServerLife& tried, std::shared_p
       })
       .then([this, tried, look]() -> kj::Promise<bool> {
         if (look->over()) return false;
-        return leaveAtOnce(tried);
+        return leaveAtOnce(tried, false);
+      })
+      .then([this, tried, look](bool left) -> kj::Promise<bool> {
+        if (left || look->over() || !look->ranThere) return left;
+        return leaveIfCutOff(tried, look);
       })
       .then([this, tried, look, over = kj::mv(over)](bool left) mutable -> kj::Promise<void> {
         if (left) *look = {};
@@ -67,11 +74,33 @@ kj::Promise<void> Holder::awaitLook(const pool::ServerLife& tried, std::shared_p
       });
 }
 
-// False: the lease stays on that server, for certain.
-kj::Promise<bool> Holder::leaveAtOnce(const pool::ServerLife& lost) {
+// The manager has just said that it hears the server. One that is stopped or busy is only slow, but its host
+// takes connections all the same: the kernel does. Where not even that is heard, behind all the time that the
+// session has heard nothing, the network between here and there is cut. A session that did not run there has
+// not heard nothing yet: then one packet that is lost, or a long way, would look the same.
+kj::Promise<bool> Holder::leaveIfCutOff(const pool::ServerLife& tried, std::shared_ptr<Look> look) {
+  if (!lease_ || lease_->server.life() != tried) return true;
+  auto answered = std::make_shared<bool>(false);
+  auto knock = kj::evalNow([&] { return connectServer(io_, lease_->server, look->transport); })
+                   .then([answered](ServerConnection&&) { *answered = true; },
+                         [answered](kj::Exception&&) { *answered = true; })  // which the look has met, too
+                   .eagerlyEvaluate(nullptr);
+  return io_.getTimer()
+      .afterDelay(settings_.lookAlone)
+      .then([] { return kj::evalLast([] {}); })  // this process may have had no time: the answer may be here
+      .attach(kj::mv(knock))
+      .then([this, tried, look, answered]() -> kj::Promise<bool> {
+        if (*answered || look->over()) return false;
+        return leaveAtOnce(tried, true);
+      });
+}
+
+// cutOff: of Manager.failOver. False: the lease stays on that server, for certain.
+kj::Promise<bool> Holder::leaveAtOnce(const pool::ServerLife& lost, bool cutOff) {
   if (!lease_ || lease_->server.life() != lost || !failOverSettled_) return true;
   if (connection_.get() == nullptr) return false;
-  auto asked = requestFailOver(lost, 0).then([this](FailedOver&& answer) { return noteFailOver(answer); });
+  auto asked =
+      requestFailOver(lost, 0, cutOff).then([this](FailedOver&& answer) { return noteFailOver(answer); });
   return io_.getTimer()
       .timeoutAfter(settings_.placesLimit, kj::mv(asked))
       .then([]() { return true; },
@@ -216,7 +245,7 @@ kj::Promise<void> Holder::askFailOver(pool::ServerLife lost, kj::TimePoint until
   const kj::TimePoint now = io_.getTimer().now();
   const kj::Duration left = until > now ? until - now : 0 * kj::SECONDS;
   auto asked = connect(0, "").then([this, lost, left] {
-    return requestFailOver(lost, kj::max(1u, static_cast<uint32_t>(left / kj::MILLISECONDS)));
+    return requestFailOver(lost, kj::max(1u, static_cast<uint32_t>(left / kj::MILLISECONDS)), false);
   });
   return io_.getTimer()
       .timeoutAfter(left + 10 * kj::SECONDS, kj::mv(asked))
@@ -236,13 +265,15 @@ kj::Promise<void> Holder::askFailOver(pool::ServerLife lost, kj::TimePoint until
             });
 }
 
-// waitMs: of Manager.failOver.
-kj::Promise<Holder::FailedOver> Holder::requestFailOver(const pool::ServerLife& lost, uint32_t waitMs) {
+// waitMs, cutOff: of Manager.failOver.
+kj::Promise<Holder::FailedOver> Holder::requestFailOver(const pool::ServerLife& lost, uint32_t waitMs,
+                                                        bool cutOff) {
   auto request = manager().failOverRequest();
   pool::write(lease_ ? lease_->id : Id{}, request.initId());
   request.setServer(lost.name);
   pool::write(lost.incarnation, request.initIncarnation());
   request.setWaitMs(waitMs);
+  request.setCutOff(cutOff);
   return request.send();
 }
 

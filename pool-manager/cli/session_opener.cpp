@@ -164,15 +164,15 @@ kj::Promise<OpenSession> openOver(kj::Own<kj::AsyncIoStream> stream, const pool:
   opening->pid = wish.pid;
   opening->command = std::move(wish.command);
   auto answered = schema::openSession(*stream, *opening);
-  return answered.then([stream = kj::mv(stream), opening = kj::mv(opening),
-                        left = wish.left](const schema::OpeningAnswer& answer) mutable {
+  return answered.then([stream = kj::mv(stream), opening = kj::mv(opening), left = wish.left,
+                        server = lease.server.life()](const schema::OpeningAnswer& answer) mutable {
     const bool ended = answer.verdict == schema::OpeningVerdict::unknownLease;
     // A session that is nowhere is waited for where its server is away; not where that says no.
     if (left && answer.verdict == schema::OpeningVerdict::failed) fail(Status::refused, answer.text);
     if (answer.verdict != schema::OpeningVerdict::open)
       fail(statusOf(answer.verdict), answer.text + (ended ? "; start the program again" : ""));
     return OpenSession{detach(*stream), opening->session, opening->epoch, opening->transport,
-                       opening->server};
+                       std::move(server)};
   });
 }
 

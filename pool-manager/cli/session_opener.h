@@ -30,8 +30,9 @@ struct SessionWish {
   // A session that moves (schema/frame.h): its id and its next epoch. Epoch 0: a new session.
   Id session;
   uint64_t epoch = 0;
-  bool left = false;  // with epoch: it is nowhere until it is restored
-  bool lost = false;  // with epoch: so is it, for it has lost its server
+  bool left = false;            // with epoch: it is nowhere until it is restored
+  bool lost = false;            // with epoch: so is it, for it has lost its server
+  pool::ServerLife ranAt = {};  // with left: where this holder has opened it last, if it has
   bool moves() const { return epoch != 0; }
 };
 
@@ -40,7 +41,7 @@ struct OpenSession {
   Id id;                   // as wished, or a fresh one
   uint64_t epoch = 1;
   std::string transport;
-  std::string server = {};  // its name
+  pool::ServerLife server = {};
 };
 
 // An OpenFailure as an exception of KJ's (schema/fault.h), and back.

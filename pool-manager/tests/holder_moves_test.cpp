@@ -1,4 +1,6 @@
 // The holder, when sessions move.
+#include <netinet/in.h>
+
 #include "holder_fixture.h"
 
 using namespace gpupool;
@@ -169,7 +171,11 @@ namespace {
 
 // A session that has lost the server a, which says nothing to its holder.
 struct Lost : Moves {
-  Lost() : Moves(prepare) {
+  explicit Lost(const std::function<void(Moves&)>& more = [](Moves&) {})
+      : Moves([&](Moves& it) {
+          prepare(it);
+          more(it);
+        }) {
     server->muteSessions = true;
     next.left = 2;
   }
@@ -185,6 +191,42 @@ struct Lost : Moves {
   }
   void ask() { REQUIRE(::send(application, &next, sizeof next, 0) == sizeof next); }
   std::string place() { return holder->lease()->server.name; }
+};
+
+// A port at which the kernel takes no connection, as if the network were cut: as many wait there as may.
+struct DeafPort {
+  DeafPort() : listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    auto* const at = reinterpret_cast<sockaddr*>(&address);
+    socklen_t size = sizeof address;
+    REQUIRE(::bind(listener, at, size) == 0);
+    REQUIRE(::listen(listener, 0) == 0);
+    REQUIRE(::getsockname(listener, at, &size) == 0);
+    port = ntohs(address.sin_port);
+    for (bool taken = true; taken;) {
+      REQUIRE(waiting.size() < 10);
+      waiting.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+      REQUIRE((::connect(waiting.back(), at, size) == 0 || errno == EINPROGRESS));
+      pollfd connected{waiting.back(), POLLOUT, 0};
+      taken = ::poll(&connected, 1, 200) == 1;
+    }
+  }
+  kj::AutoCloseFd listener;
+  std::vector<kj::AutoCloseFd> waiting;
+  uint16_t port = 0;
+};
+
+// Likewise, but its host does not even take a connection.
+struct CutOff : DeafPort, Lost {
+  CutOff()
+      : Lost([this](Moves& it) {
+          it.server->facts.host = "127.0.0.1";
+          it.server->facts.port = port;
+        }) {
+    std::strcpy(next.transport, "ucx");
+  }
 };
 
 }  // namespace
@@ -229,6 +271,23 @@ TEST_CASE_METHOD(Lost, "a session goes on at a server that the manager hears, wh
   CHECK(opened.reply.status == Status::ok);
   CHECK(std::string(opened.reply.server) == "a");
   CHECK(server->lastEpoch == 2);
+}
+
+TEST_CASE_METHOD(CutOff,
+                 "a lease leaves a server whose host takes no connection, though the manager hears it") {
+  ask();
+  for (int i = 0; i < 2000 && place() == "a"; ++i) pause(5);
+  CHECK(place() == "b");
+  CHECK(lost.empty());
+}
+
+// A long way, or one packet that is lost, looks the same.
+TEST_CASE_METHOD(CutOff, "but not one at which the session has not run yet") {
+  next.sessionLow ^= 1;
+  ask();
+  pause(500);  // many times lookAlone
+  CHECK(place() == "a");
+  CHECK(other->leases.empty());
 }
 
 // Else two servers would have the session: the one that answered, and the one that it is restored at.

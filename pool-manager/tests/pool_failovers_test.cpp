@@ -19,10 +19,10 @@ struct Failovers : Suspends {
     pool->granted({id, id}, now);
     REQUIRE(state(id) == LeaseState::active);
   }
-  void failOver(uint64_t id, uint32_t waitMs = 1, const ServerLife& lost = kA) {
+  void failOver(uint64_t id, uint32_t waitMs = 1, const ServerLife& lost = kA, bool cutOff = false) {
     events.running.clear();
     events.resumeFailures.clear();
-    pool->failOver(kAdmin, {id, id}, lost, waitMs, now);
+    pool->failOver(kAdmin, {id, id}, lost, waitMs, now, cutOff);
   }
   bool answered(uint64_t id) { return events.running.contains({id, id}); }
   std::string refused(uint64_t id) {
@@ -180,8 +180,8 @@ TEST_CASE_METHOD(Failovers, "asked again, or of another life, it does nothing mo
 }
 
 TEST_CASE_METHOD(Failovers, "at once it leaves only a server that nobody hears, for a place that is free") {
-  const auto stays = [&] {
-    const std::string why = thrown([&] { failOver(1, 0); });
+  const auto stays = [&](bool cutOff = false) {
+    const std::string why = thrown([&] { failOver(1, 0, kA, cutOff); });
     CHECK(state(1) == LeaseState::active);
     CHECK(record(1).server().name == "a");
     CHECK(events.resumeFailures.empty());
@@ -198,6 +198,7 @@ TEST_CASE_METHOD(Failovers, "at once it leaves only a server that nobody hears, 
     pool->request(kAdmin, request(3, 60'000, 70 * kGiB), now);
     pool->request(kAdmin, request(4, 60'000, 70 * kGiB), now);
     CHECK(contains(stays(), "others wait for GPUs"));
+    CHECK(contains(stays(true), "others wait for GPUs"));
   }
   SECTION("something else is under way with it") {
     now += 1;
@@ -206,9 +207,11 @@ TEST_CASE_METHOD(Failovers, "at once it leaves only a server that nobody hears, 
     CHECK(record(1).server().name == "a");
   }
   SECTION("it goes") {
+    bool cutOff = false;
     SECTION("the server has missed a beat") { now += 1; }
     SECTION("its connection has ended") { pool->left("a", {1, 0}, false, now); }
-    failOver(1, 0);
+    SECTION("the network is cut between its holder and the server") { cutOff = true; }
+    failOver(1, 0, kA, cutOff);
     REQUIRE(state(1) == LeaseState::granting);
     CHECK(events.grants.back().server.name == "b");
     pool->granted({1, 1}, now);

@@ -293,7 +293,8 @@ def ends_right(bench, pool, program, what):
 
 def failover(bench):
     """A protected program whose server is cut off from it and from the manager goes on at another one; so it does when that
-    server's whole machine stops. What comes back has nothing of it, and does not reach the program."""
+    server's whole machine stops, and when the server is cut off from the program alone. What comes back has nothing of it,
+    and does not reach the program."""
     network, pool = bench.network(), bench.pool(part="client")
     free = pool.free()
     far = pool.join("far")
@@ -324,6 +325,17 @@ def failover(bench):
     wait_until(lambda: not on_server(pool, "far"), 20, "machine stops: its next life has nothing of the lease")
     ends_right(bench, pool, program, "machine stops")
     bench.row("server's machine stops, and comes back", f"went on after {took:.1f} s")
+    far.kill()
+
+    far = pool.join("far", wire=False)
+    program = protected_on_far(bench, pool)
+    old = workers_of(far.process.pid)
+    cut = network.cut()
+    took = goes_on_near(bench, pool, program, cut, "cut off from the program")
+    wait_until(lambda: all(gone(pid) for pid in old), 30, "cut off from the program: what is left there ends")
+    network.heal()
+    ends_right(bench, pool, program, "cut off from the program")
+    bench.row("server cut off from the program alone", f"went on after {took:.1f} s")
     far.kill()
 
 

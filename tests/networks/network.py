@@ -172,12 +172,14 @@ class Pool:
                               stderr=self.log)
         check(done.returncode == 0, f"the pool did not come up; see {state}.log")
 
-    def join(self, name):
-        """One more server, in the server's namespace, with software GPUs of its own, as a process."""
+    def join(self, name, wire=True):
+        """One more server, in the server's namespace, with software GPUs of its own, as a process. It reaches the manager
+        over the wire, or over a Unix socket, which no cut ends."""
         folder = os.path.join(self.state + ".servers", name)
         os.makedirs(folder, exist_ok=True)
+        manager = f"{self.address}:{PORT}" if wire else f"unix:{self.state}/manager.sock"
         words = [os.path.join(self.build, "bin", "gpupool-server"), "--config", "/dev/null", "--name", name, "--manager",
-                 f"{self.address}:{PORT}", "--listen", f"{SERVER}:0", "--state", folder, "--device-locks", folder,
+                 manager, "--listen", f"{SERVER}:0", "--state", folder, "--device-locks", folder,
                  "--module-cache", os.path.join(folder, "cache"), "--driver", os.path.realpath(os.path.join(self.build, "lib", "libcuda-soft.so"))]
         environment = dict(self.environment, GPUPOOL_SOFT_IDENTITY=name, GPUPOOL_SOFT_DEVICES="2", GPUPOOL_LOG="info")
         server = Program(self.network.inside("server", words), environment)
