@@ -43,6 +43,7 @@ static_assert(schema::kWordsCount <= size_t{1} << 16 && std::atomic<WordMark>::i
 
 struct Event {
   CUcontext context = nullptr;
+  uint64_t life = 0;  // of that context (Context::id), with which it ends
   unsigned flags = 0;
   std::atomic<WordMark> last{WordMark{0, 0}};  // of the last record
   uint64_t stream = 0;                         // where that was (Stream::id); under event.cpp's mutex

@@ -89,7 +89,7 @@ CUresult makeHidden(const Scope& scope, StreamRef& out) {
 bool isOpen(const StreamRef& ref) { return !isDone(ref, ref.stream->posted.load()); }
 
 CUresult record(const Scope& scope, CUevent event) {
-  const Event* known = events.find(toId(event));
+  const Event* known = livingEvent(event);
   if (known == nullptr || known->context != scope.context->handle) return CUDA_ERROR_INVALID_HANDLE;
   CUresult status = noneCaptures(scope);
   StreamRef meeting;
@@ -120,7 +120,7 @@ CUresult findGate(const Scope& scope, StreamRef& out) {
 }
 
 CUresult wait(const Scope& scope, CUevent event) {
-  Event* known = events.find(toId(event));
+  Event* known = livingEvent(event);
   if (known == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   const CUresult captured = captureEventConflict(*known);
   CUresult status = noneCaptures(scope);

@@ -138,19 +138,29 @@ CUresult wait(CUevent handle, Event& event) {
 }
 
 CUresult elapsed(float* milliseconds, CUevent start, CUevent end) {
-  Event *a = events.find(toId(start)), *b = events.find(toId(end));
+  Event *a = livingEvent(start), *b = livingEvent(end);
   if (milliseconds == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (a == nullptr || b == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   return Session::get().await<"cuEventElapsedTime_v2">(a->context, milliseconds, start, end);
 }
 
+bool lives(const Event& event) {
+  return contexts().find(event.context)->id.load(std::memory_order_relaxed) == event.life;
+}
+
 }  // namespace
+
+Event* livingEvent(CUevent handle) {
+  Event* event = events.find(toId(handle));
+  return event != nullptr && lives(*event) ? event : nullptr;
+}
 
 CUevent makeEvent(const Context& context, unsigned flags) {
   auto made = events.create();
   if (made.object == nullptr) return nullptr;
   Words& words = Session::get().words();
   made.object->context = context.handle;
+  made.object->life = context.id.load(std::memory_order_relaxed);
   made.object->flags = flags;
   const uint64_t word = words.take();
   made.object->last = WordMark{word, words.value(word)};
@@ -163,9 +173,11 @@ CUresult endEvent(CUevent handle) {
   Event* event = events.find(toId(handle));
   if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   CUcontext context = event->context;
+  const bool known = lives(*event);  // to the worker: programs destroy events after their device's reset, too
   const WordMark last = event->last.load();
   if (!events.destroy(toId(handle))) return CUDA_ERROR_INVALID_HANDLE;
-  CUresult status = Session::get().post<"cuEventDestroy_v2">(context, handle);
+  CUresult status = CUDA_SUCCESS;
+  if (known) status = Session::get().post<"cuEventDestroy_v2">(context, handle);
   retireWord(last.word, last.value);
   return status;
 }
@@ -183,7 +195,7 @@ void eventShared(Event& event) {
 }
 
 CUresult recordIn(const StreamRef& ref, CUevent handle, unsigned flags) {
-  Event* event = events.find(toId(handle));
+  Event* event = livingEvent(handle);
   if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   if (ref.context != event->context) return CUDA_ERROR_INVALID_HANDLE;
   const bool external = (flags & CU_EVENT_RECORD_EXTERNAL) != 0;
@@ -234,7 +246,7 @@ CUresult recordIn(const StreamRef& ref, CUevent handle, unsigned flags) {
 }
 
 CUresult waitIn(const StreamRef& ref, CUevent handle, unsigned flags) {
-  Event* event = events.find(toId(handle));
+  Event* event = livingEvent(handle);
   if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   if (event->shared && ref.stream->capturing && (flags & CU_EVENT_WAIT_EXTERNAL) != 0)
     return CUDA_ERROR_NOT_SUPPORTED;
@@ -278,11 +290,11 @@ CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned flags) 
                                                             : record(event, stream, flags);
 }
 CUresult cuEventQuery(CUevent handle) {
-  Event* event = events.find(toId(handle));
+  Event* event = livingEvent(handle);
   return event == nullptr ? CUDA_ERROR_INVALID_HANDLE : query(handle, *event);
 }
 CUresult cuEventSynchronize(CUevent handle) {
-  Event* event = events.find(toId(handle));
+  Event* event = livingEvent(handle);
   return event == nullptr ? CUDA_ERROR_INVALID_HANDLE : wait(handle, *event);
 }
 CUresult cuEventDestroy(CUevent event) { return endEvent(event); }

@@ -177,7 +177,7 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr pointer) {
 }
 
 CUresult cuIpcGetEventHandle(CUipcEventHandle* out, CUevent handle) {
-  Event* event = events.find(toId(handle));
+  Event* event = livingEvent(handle);
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (event == nullptr || (event->flags & CU_EVENT_INTERPROCESS) == 0) return CUDA_ERROR_INVALID_HANDLE;
   ShareToken token;

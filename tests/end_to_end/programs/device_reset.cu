@@ -1,5 +1,5 @@
 // cudaDeviceReset and life after it: symbols are initial again, memory is gone, everything can be used
-// afresh.
+// afresh. Events that a destructor destroys after the reset, as programs do, take nothing with them.
 #include "check.h"
 
 __device__ int counter = 100;
@@ -22,11 +22,24 @@ static int run(int rounds) {
   return result;  // the memory is left to the reset
 }
 
+struct Kept {
+  cudaEvent_t recorded, fresh;
+  explicit Kept(cudaStream_t stream) {
+    for (cudaEvent_t* event : {&recorded, &fresh}) CUDA(cudaEventCreate(event));
+    CUDA(cudaEventRecord(recorded, stream));
+  }
+  ~Kept() {
+    for (cudaEvent_t event : {recorded, fresh}) cudaEventDestroy(event);  // whatever that gives
+    cudaGetLastError();
+  }
+};
+
 int main() {
   CUDA(cudaDeviceReset());  // before any use
   for (int life = 0; life < 3; ++life) {
     cudaStream_t stream;
     CUDA(cudaStreamCreate(&stream));
+    const Kept events(stream);
     const int five = 5;
     CUDA(cudaMemcpyToSymbol(step, &five, sizeof five));
     const int result = run(4);
