@@ -1,5 +1,6 @@
 // Contexts: kept in client/contexts.cpp; here are the names, and what the worker must hear of them.
 #include "client/calls/green.h"
+#include "client/calls/physical.h"
 #include "client/capture.h"
 #include "client/code.h"
 #include "client/entry.h"
@@ -8,6 +9,7 @@
 #include "client/memory/host.h"
 #include "client/memory/pools.h"
 #include "client/memory/registered.h"
+#include "client/memory/shares.h"
 #include "client/streams.h"
 
 namespace gpupool::client {
@@ -43,17 +45,19 @@ CUresult destroyRemote(CUcontext context) {
   Session& session = Session::get();
   Context* object = contexts().find(context);
   if (object->primary) endGreenContexts(object->device);
+  if (session.sticky() == CUDA_SUCCESS) synchronizeContext(context);
+  endShared(context);
   std::vector<Allocation> mine;
   allocations().forEach([&](const Allocation& a) {
     if (a.context == context) mine.push_back(a);
   });
-  if (session.sticky() == CUDA_SUCCESS) synchronizeContext(context);
   for (const Allocation& a : mine) {
     if (a.kind == Allocation::Kind::registered) {
       registeredMemory().remove(a.address);
       continue;
     }
     allocations().remove(a.address);
+    offeredAllocations().freed(a);
     if (a.pool != nullptr)
       releaseToPool(a.pool, a.address, nullptr);
     else if (a.kind == Allocation::Kind::device)

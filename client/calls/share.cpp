@@ -62,6 +62,17 @@ CUresult map(const Context& context, const OpenedPhysical& opened, uint64_t& map
   return status;
 }
 
+// Nothing uses it any more. Under the mutex.
+CUresult unmap(OpenedMemories& all, std::map<uint64_t, OpenedMemory>::iterator opened) {
+  const OpenedMemory closed = opened->second;
+  allocations().remove(opened->first);
+  all.byAddress.erase(opened);
+  const CUresult status =
+      Session::get().post<"sessionExtentUnmap">(closed.context, CUdeviceptr{closed.mapped});
+  deviceMemory(closed.device).releaseAddresses(closed.mapped, closed.bytes);
+  return status;
+}
+
 CUresult openMemory(CUdeviceptr* out, const CUipcMemHandle& handle, unsigned flags) {
   Share share;
   if (out == nullptr || (flags & ~unsigned{CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS}) != 0 ||
@@ -133,11 +144,16 @@ CUresult closeShared(CUdeviceptr address, const StreamRef* stream) {
   const auto found = all.byAddress.find(address);
   if (found == all.byAddress.end()) return CUDA_ERROR_INVALID_VALUE;
   if (--found->second.references != 0) return CUDA_SUCCESS;  // opened again meanwhile
-  all.byAddress.erase(found);
-  allocations().remove(address);
-  status = Session::get().post<"sessionExtentUnmap">(closed.context, CUdeviceptr{closed.mapped});
-  deviceMemory(closed.device).releaseAddresses(closed.mapped, closed.bytes);
-  return status;
+  return unmap(all, found);
+}
+
+void endShared(CUcontext context) {
+  OpenedMemories& all = openedMemories();
+  std::lock_guard lock(all.mutex);
+  for (auto at = all.byAddress.begin(); at != all.byAddress.end();) {
+    const auto opened = at++;
+    if (opened->second.context == context) unmap(all, opened);
+  }
 }
 
 bool isOfImportedPool(const Allocation& allocation) {

@@ -1,6 +1,7 @@
 // Two processes share device memory and events: the owner makes them, the guest opens them. By IPC handles
 // and by descriptors; what one has written the other one reads, in the order that events give. Handles that
-// open nothing are refused. When the owner is killed, the guest keeps what it has opened.
+// open nothing are refused. When the owner is killed, the guest keeps what it has opened. What they share
+// goes with a reset of either's device.
 //   --devices 2   the guest works on the second device, with memory of the first
 //   --alone 1     each of the two sees its own device only (CUDA_VISIBLE_DEVICES), as launchers do
 //   --pause FILE  with the memory opened the guest writes a handle of it there, and goes on when stdin ends
@@ -23,6 +24,7 @@
 
 constexpr int kSmall = 1 << 16, kLarge = 10 << 20;  // of the first one's extent others have a part, too
 constexpr int kTurns = 20;
+constexpr int kLives = 3;
 
 __global__ void add(int* values, int count, int step) {
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x)
@@ -166,6 +168,25 @@ static void offerPool() {
   CUDA(cudaMemPoolDestroy(pool));
 }
 
+// So much that there is none for the last life unless that of the first has come back.
+static void offerUntilReset() {
+  CUDA(cudaSetDevice(0));
+  size_t idle = 0, total = 0;
+  CUDA(cudaMemGetInfo(&idle, &total));
+  for (int life = 0; life < kLives; ++life) {
+    int* values = nullptr;
+    const std::vector<int> numbers = counted(kSmall, life);
+    CUDA(cudaMalloc(&values, idle / 5 * 2));
+    CUDA(cudaMemcpy(values, numbers.data(), kSmall * sizeof(int), cudaMemcpyHostToDevice));
+    cudaIpcMemHandle_t handle;
+    CUDA(cudaIpcGetMemHandle(&handle, values));
+    tell(handle);
+    REQUIRE(hear<char>() == 'r');  // the guest has it no more
+    CUDA(cudaDeviceReset());
+    tell('r');
+  }
+}
+
 static int owner() {
   CUDA(cudaSetDevice(0));
   const Pair own = offerMemory();
@@ -179,6 +200,27 @@ static int owner() {
 }
 
 // ---- the guest ----
+
+static void openUntilReset(int device) {
+  CUDA(cudaSetDevice(device));
+  for (int life = 0; life < kLives; ++life) {
+    const auto handle = hear<cudaIpcMemHandle_t>();
+    void* opened = nullptr;
+    for (int turn = 0; turn < 2; ++turn) {
+      CUDA(cudaIpcOpenMemHandle(&opened, handle, cudaIpcMemLazyEnablePeerAccess));
+      int* values = static_cast<int*>(opened);
+      REQUIRE(contents(values, kSmall) == counted(kSmall, life + turn));
+      add<<<32, 256>>>(values, kSmall, 1);
+      CUDA(cudaDeviceSynchronize());
+      CUDA(cudaDeviceReset());
+    }
+    tell('r');
+    REQUIRE(hear<char>() == 'r');
+    REQUIRE(cudaIpcOpenMemHandle(&opened, handle, cudaIpcMemLazyEnablePeerAccess) != cudaSuccess);
+    cudaGetLastError();
+  }
+  check::say("resets: what was opened opens afresh, and what was offered is gone");
+}
 
 static int* openMemory(int count, cudaIpcMemHandle_t& handle) {
   handle = hear<cudaIpcMemHandle_t>();
@@ -417,7 +459,11 @@ int main(int argc, char** argv) {
   line = ends[other == 0 ? 1 : 0];
   close(ends[other == 0 ? 0 : 1]);
   if (alone) seeOnly(other == 0 ? 0 : devices - 1);
-  if (other == 0) return owner();
+  if (other == 0) {
+    offerUntilReset();
+    return owner();
+  }
+  openUntilReset(alone ? 0 : devices - 1);
   guest(alone ? 0 : devices - 1, alone && devices > 1 ? CU_DEVICE_INVALID : 0, other,
         text(argc, argv, "--pause"));
   return check::pass();
