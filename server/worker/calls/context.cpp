@@ -62,6 +62,14 @@ std::vector<uint64_t> streamsOf(Session& session, CUcontext context) {
   return streams;
 }
 
+// The same of events and arrays, of which the driver does not say whose they are.
+std::vector<uint64_t> recordedIn(Session& session, HandleKind kind, uint64_t context) {
+  std::vector<uint64_t> made;
+  for (const auto& [id, entry] : session.record().living(kind))
+    if (entry.frame.context == context) made.push_back(id);
+  return made;
+}
+
 // end: the driver's call, of which the context does not come back whatever it says.
 template <class End>
 void endContext(Session& session, const Call& call, CUcontext context, End&& end) {
@@ -72,6 +80,11 @@ void endContext(Session& session, const Call& call, CUcontext context, End&& end
   const uint64_t name = session.objects().known(context);
   end();
   for (const uint64_t id : streams) session.objects().retire(id);
+  for (const HandleKind kind : {HandleKind::event, HandleKind::array, HandleKind::mipmap})
+    for (const uint64_t id : recordedIn(session, kind, name)) {
+      session.sharedEvents().forget(id);
+      session.objects().retire(id);
+    }
   session.eventTimes().contextEnded(name);
   session.contextEnded(context);
   if (call.status == CUDA_SUCCESS) session.record().endContext(name, {call.frame, call.bytes, {}, {}});

@@ -289,6 +289,43 @@ TEST_CASE("a stream that has been destroyed is not asked about, also while anoth
         CUDA_SUCCESS);
 }
 
+// So it does with events.
+TEST_CASE("an event of a context that has ended is not handed to the driver") {
+  static const server::Driver* real = nullptr;
+  static std::atomic<int> asked{0};
+  const auto driver = server::Driver::load(SOFT_DRIVER);
+  auto& table = const_cast<server::Driver&>(*driver);  // the test's own, that nobody reads yet
+  real = &softDriver();
+  asked = 0;
+  table.cuEventQuery = [](CUevent event) {
+    ++asked;
+    return real->cuEventQuery(event);
+  };
+  Client client(*driver);
+  client.open();
+  const uint64_t first = makeHandle(handles::Kind::event, 9, 1);
+  const uint64_t second = makeHandle(handles::Kind::event, 10, 1);
+  const auto create = [&](uint64_t event) {
+    return client.await(ROW("cuEventCreate"), Arguments().value(event).value(0)).status();
+  };
+  const auto query = [&](uint64_t event) {
+    return client.await(ROW("cuEventQuery"), Arguments().value(event)).status();
+  };
+  REQUIRE(create(first) == CUDA_SUCCESS);
+  REQUIRE(query(first) == CUDA_SUCCESS);
+  client.context = 0;
+  REQUIRE(client.await(ROW("cuDevicePrimaryCtxReset_v2"), Arguments().value(0)).status() == CUDA_SUCCESS);
+  REQUIRE(client.await(ROW("cuDevicePrimaryCtxRetain"), Arguments().value(kContext).value(0)).status() ==
+          CUDA_SUCCESS);
+  client.context = kContext;
+  CHECK(asked == 1);
+  CHECK(query(first) == CUDA_ERROR_INVALID_HANDLE);
+  CHECK(asked == 1);
+  REQUIRE(create(second) == CUDA_SUCCESS);
+  CHECK(query(second) == CUDA_SUCCESS);
+  CHECK(asked == 2);
+}
+
 TEST_CASE("a client that reads nothing holds up no move, and is told later that it stays") {
   Client client;
   client.open();
