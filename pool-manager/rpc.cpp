@@ -43,7 +43,9 @@ kj::Promise<kj::Own<ManagerConnection>> connectManager(kj::AsyncIoProvider& io, 
         std::string text = errorText(error);
         if (error.getType() == kj::Exception::Type::OVERLOADED && text.find("timed out") != std::string::npos)
           text = "no answer within " + std::to_string(limit / kj::SECONDS) + " s";
-        kj::throwFatalException(rpcError(error.getType(), address + ": " + text));
+        const std::string port =
+            address.find(':') == std::string::npos ? ":" + std::to_string(schema::kDefaultManagerPort) : "";
+        kj::throwFatalException(rpcError(error.getType(), address + port + ": " + text));
       });
 }
 

@@ -27,7 +27,8 @@ const Help kCheckpoint = {
     "as soon as they are on the disk: a CUDA call that comes meanwhile takes longer, and the programs notice "
     "nothing else. The checkpoint is there as a whole or not at all. What cannot be moved (`gpupool "
     "migrate`) "
-    "cannot be written either. The lease, named as `gpupool leases` prints it or by more of its digits, has "
+    "cannot be written either. The lease, named as `gpupool leases` prints it or by 4 of its digits or more, "
+    "has "
     "to "
     "be your own, or you the pool's operator. See docs/sessions.md.",
     "GPUPOOL_STATE: the folder of this machine's pool.",

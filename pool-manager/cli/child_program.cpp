@@ -4,9 +4,11 @@
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -26,7 +28,43 @@ std::vector<char*> pointers(const std::vector<std::string>& words) {
   return list;
 }
 
+// 0, or execve(2)'s error.
+int executing(const std::string& path) {
+  struct stat info{};
+  if (::stat(path.c_str(), &info) != 0) return errno;
+  if (!S_ISREG(info.st_mode)) return EACCES;
+  return ::faccessat(AT_FDCWD, path.c_str(), X_OK, AT_EACCESS) == 0 ? 0 : errno;
+}
+
+// As execvp(3) looks: a folder after the other, and one that may not be executed counts if there is none that
+// may.
+int lookedUp(const std::string& program) {
+  if (program.empty()) return ENOENT;
+  if (program.find('/') != std::string::npos) return executing(program);
+  const char* path = std::getenv("PATH");
+  std::string folders = path != nullptr ? path : "/bin:/usr/bin";
+  int error = ENOENT;
+  for (size_t at = 0; at <= folders.size();) {
+    const size_t end = std::min(folders.find(':', at), folders.size());
+    const std::string folder = folders.substr(at, end - at);
+    const int why = executing(folder.empty() ? program : folder + "/" + program);
+    if (why == 0) return 0;
+    if (why == EACCES) error = EACCES;
+    at = end + 1;
+  }
+  return error;
+}
+
+[[noreturn]] void failToExecute(const std::string& program, int error) {
+  throw CommandError(error == ENOENT || error == ENOTDIR ? kExitNotFound : kExitNotExecutable,
+                     program + ": " + (error == ENOENT ? "there is no such program" : std::strerror(error)));
+}
+
 }  // namespace
+
+void demandExecutable(const std::string& program) {
+  if (const int error = lookedUp(program); error != 0) failToExecute(program, error);
+}
 
 ChildProgram::ChildProgram() {
   sigset_t set;
@@ -69,8 +107,7 @@ void ChildProgram::start(const std::vector<std::string>& words, const std::vecto
   if (size != sizeof error) return;  // closed by exec
   ::waitpid(pid_, nullptr, 0);
   pid_ = -1;
-  throw CommandError(error == ENOENT || error == ENOTDIR ? kExitNotFound : kExitNotExecutable,
-                     words[0] + ": " + (error == ENOENT ? "there is no such program" : std::strerror(error)));
+  failToExecute(words[0], error);
 }
 
 void ChildProgram::forward() {

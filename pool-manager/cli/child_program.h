@@ -15,6 +15,9 @@
 
 namespace gpupool::cli {
 
+// Throws the CommandError that ChildProgram::start would throw, where that can be told beforehand.
+void demandExecutable(const std::string& program);
+
 class ChildProgram {
  public:
   ChildProgram();   // blocks the signals that are forwarded; one at a time in a process

@@ -60,7 +60,7 @@ const Help kListHelp = {
 const Help kRenewHelp = {
     "gpupool claim renew [options] CLAIM...",
     "Keeps claims for another --unused of theirs, though no program uses them: for schedulers, as long as "
-    "their jobs run. They are named by the first digits of their ids, or by their jobs.",
+    "their jobs run. They are named by the first digits of their ids, 4 at least, or by their jobs.",
     "GPUPOOL_STATE: the folder of this machine's pool.",
     "0: all are kept. 1: one is not there, or the manager refuses; the others are kept. 2: the command line "
     "is wrong.",
@@ -68,7 +68,8 @@ const Help kRenewHelp = {
 
 const Help kReleaseHelp = {
     "gpupool claim release [options] CLAIM",
-    "Ends a claim, named by its job or by the first digits of its id, whoever uses it. A job's claim may be "
+    "Ends a claim, named by its job or by the first digits of its id, 4 at least, whoever uses it. A job's "
+    "claim may be "
     "released again, and before it was made: it is not made any more then.",
     "GPUPOOL_STATE: the folder of this machine's pool.",
     "0: the claim is over. 1: there is no such id, or the manager refuses. 2: the command line is wrong.",
@@ -208,8 +209,8 @@ Id claimNamed(ManagerQuery& query, const std::vector<pool::Lease>& claims, const
     if (one.job == claim) return one.id;
   const bool known = std::any_of(claims.begin(), claims.end(),
                                  [&](const pool::Lease& one) { return one.id.text().starts_with(claim); });
-  if (!known) throw CommandError(kExitFailure, whyNoClaim(query, claim));
-  return findLease(claims, claim);
+  if (!known && claim.size() >= kLeastDigits) throw CommandError(kExitFailure, whyNoClaim(query, claim));
+  return findLease(claims, claim, "claim");
 }
 
 int renew(const Words& words) {
@@ -247,9 +248,7 @@ int release(const Words& words) {
   const bool isJob = claim.find(':') != std::string::npos;
   if (isJob) demandJob(claim);
   ManagerQuery query(managerAddresses(client.manager), kReleaseMs, credentials);
-  if (!isJob) {
-    claim = findLease(claimsOf(query), claim).text();
-  }
+  if (!isJob) claim = claimNamed(query, claimsOf(query), claim).text();
   query.releaseClaim(claim, tenant.empty() ? credentials().tenant : tenant);
   std::cout << "gpupool: claim " << claim << " is over\n";
   return 0;

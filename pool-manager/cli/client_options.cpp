@@ -72,7 +72,8 @@ std::vector<options::Option> ClientOptions::table() {
        "The program goes on when the process dies on the server that has its GPU memory, or the whole server "
        "does: from its last checkpoint, and the CUDA calls that it has made since are made again. The server "
        "checkpoints it by itself, at moments in which its GPUs are idle. `gpupool leases -v` says whether it "
-       "is protected. Over ucx only; see docs/failover.md. A time is that of --protect-interval. Empty: as "
+       "is protected. It goes over ucx, unless --transport says shm, and is not protected then; see "
+       "docs/failover.md. A time is that of --protect-interval. Empty: as "
        "the pool's operator has set up the tenant "
        "(`gpupool quota set --protect`), usually not."},
       {"protect-interval", protectInterval, "TIME",
@@ -109,7 +110,7 @@ std::vector<options::Option> ClientOptions::table() {
        "it goes on with the new data; a line says how much differed."},
       {"transport", transport, transportChoices("|"),
        "How to reach the server: shm (shared memory, on the same machine) or ucx (any network, over RDMA or "
-       "TCP). Empty: shm where that is possible, else ucx."},
+       "TCP). Empty: shm where that is possible, else ucx; ucx for what is protected (--protect)."},
       {"network-device", networkDevice, "NAME",
        "The network device that ucx uses, for example eth0 or mlx5_0:1. Empty: the one on the route to the "
        "server."},

@@ -166,12 +166,12 @@ struct Holder::Peer {
 
 Holder::Holder(kj::AsyncIoProvider& io, kj::UnixEventPort& port, HolderSettings settings,
                std::function<void(const std::string&, bool)> onLost,
-               std::function<void(const std::string&)> onEnding)
+               std::function<void(const std::string&)> onNews)
     : io_(io),
       port_(port),
       settings_(std::move(settings)),
       onLost_(std::move(onLost)),
-      onEnding_(std::move(onEnding)),
+      onNews_(std::move(onNews)),
       figures_(io, {settings_.transport}),
       tasks_(*this) {
   if (settings_.request.id == Id{}) settings_.request.id = Id::random();
@@ -314,7 +314,9 @@ kj::Promise<OpenSession> Holder::openPatiently(Peer& peer, const SessionWish& wi
            return acquire();
          })
       .then([this, wish]() {
-        return wish.lost ? recover(wish) : wish.moves() ? openMoved(wish) : openNew(wish);
+        SessionWish there = wish;
+        there.transport = transportOf(wish);
+        return there.lost ? recover(there) : there.moves() ? openMoved(there) : openNew(there);
       })
       .catch_([this, &peer, wish](kj::Exception&& error) -> kj::Promise<OpenSession> {
         const OpenFailure failure = toFailure(error);
@@ -333,6 +335,11 @@ kj::Promise<OpenSession> Holder::openPatiently(Peer& peer, const SessionWish& wi
               toException({Status::serverLost, "the session cannot move: " + failure.text}));
         return waitForResume(peer, wish);
       });
+}
+
+std::string Holder::transportOf(const SessionWish& wish) const {
+  const bool mayChoose = wish.transport.empty() && isProtected() && takesNetwork(lease_->server);
+  return mayChoose ? std::string(transportWith(TransportFacts::Reach::anyHost).name) : wish.transport;
 }
 
 kj::Promise<OpenSession> Holder::openMoved(const SessionWish& wish) {
@@ -391,8 +398,11 @@ kj::Promise<OpenSession> Holder::openAt(std::vector<pool::Server> servers, const
   return opened.attach(kj::mv(lease))
       .catch_([this, servers = std::move(servers),
                wish](kj::Exception&& error) mutable -> kj::Promise<OpenSession> {
-        if (servers.empty()) return kj::mv(error);
-        return openAt(std::move(servers), wish);
+        if (!servers.empty()) return openAt(std::move(servers), wish);
+        OpenFailure failure = toFailure(error);
+        if (failure.status != Status::leaseEnded) return kj::mv(error);
+        failure.text += "; " + settings_.again;
+        return toException(failure);
       });
 }
 

@@ -34,8 +34,10 @@ struct HolderSettings {
   std::string keepFolder;
   uint64_t keepBytes = 0;
   uint32_t failOverWaitMs = 0;
-  kj::Duration keepPause = 2 * kj::SECONDS;  // before it is connected to its server again
-  kj::Duration lookLimit = 2 * kj::SECONDS;  // a server that is thought to be gone answers within this
+  std::string again = "start the program again";  // what to do when the lease has ended
+  kj::Duration awaitedPause = 1 * kj::SECONDS;    // a request that is not answered by then waits for GPUs
+  kj::Duration keepPause = 2 * kj::SECONDS;       // before it is connected to its server again
+  kj::Duration lookLimit = 2 * kj::SECONDS;       // a server that is thought to be gone answers within this
   // While it does not, the manager is asked this often whether the lease may leave it at once. Its host takes
   // a connection within this, too.
   kj::Duration lookAlone = 250 * kj::MILLISECONDS;
@@ -59,12 +61,13 @@ class Holder final : private kj::TaskSet::ErrorHandler {
  public:
   // onLost: called at most once, when the lease has ended, with the reason. told: a session was opened with
   // it, so a program learns of the end, from its server or with its next session, and prints it.
-  // onEnding: called ahead of the end of the lease's time limit, at the manager's notice of another end, or
-  // when it refuses the holder's token, with a line for people.
+  // onNews: called with a line for people: what is waited for, that a lease which was to be protected is not,
+  // ahead of the end of the lease's time limit, at the manager's notice of another end, and when it refuses
+  // the holder's token.
   Holder(
       kj::AsyncIoProvider& io, kj::UnixEventPort& port, HolderSettings settings,
       std::function<void(const std::string& reason, bool told)> onLost,
-      std::function<void(const std::string& text)> onEnding = [](const std::string&) {});
+      std::function<void(const std::string& text)> onNews = [](const std::string&) {});
   ~Holder() noexcept {}
 
   // Resolves when the lease is there. Called again, it returns the same lease, or tries again after a
@@ -88,6 +91,9 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   schema::Manager::Client manager();
   kj::Promise<void> connectPatiently(int attempts);
   kj::Promise<void> requestLease(int attempts);
+  // Says what the request waits for, if it does. Of more than one attempt the first that waits says it.
+  kj::Promise<void> tellAwaited();
+  void tellUnprotected();
   kj::Promise<void> announceEnd();
   kj::Promise<void> renewLoop(unsigned partsOfTtl);
   kj::Promise<void> renewOnce();
@@ -96,6 +102,9 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> releaseLoop(Id id, kj::TimePoint until);
   // As the grant says: its tenant may have decided.
   bool isProtected() const { return lease_ && lease_->terms.protectMs != 0; }
+  // Of a session for which nobody has chosen one; "": the first that reaches the server. A protected one
+  // takes the network on its server's own machine, too.
+  std::string transportOf(const SessionWish& wish) const;
   bool adopts() const { return !settings_.request.adopts.empty(); }  // a claim, instead of leasing
   kj::Promise<void> serveNext(Peer& peer);
   kj::Promise<void> open(Peer& peer, const holder::OpenRequest& request);
@@ -169,9 +178,10 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   kj::UnixEventPort& port_;
   HolderSettings settings_;
   std::function<void(const std::string&, bool)> onLost_;
-  std::function<void(const std::string&)> onEnding_;
+  std::function<void(const std::string&)> onNews_;
   bool noticed_ = false;  // the manager's notice that the lease ends has been passed on
   bool refused_ = false;  // it has been said that the manager refuses this holder
+  bool toldAwaited_ = false;
   kj::Own<pool::ManagerConnection> connection_;  // null: to be made
   std::optional<pool::Lease> lease_;
   std::string lost_;                          // why the lease ended, if it did

@@ -61,7 +61,8 @@ std::string HolderChild::hear() const {
 }
 
 HolderChild::Leased HolderChild::awaitLease() {
-  const std::string first = hear();
+  std::string first;
+  while ((first = hear()).starts_with(kNews)) GPUPOOL_WARNING("%s", first.c_str() + sizeof kNews - 1);
   if (first.starts_with(kFailed)) throw CommandError(status_, first.substr(sizeof kFailed - 1));
   if (!first.starts_with(kLeased))
     throw CommandError(status_,

@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "base/options.h"
+#include "base/transport_names.h"
 #include "pool-manager/cli/holder.h"
 #include "pool-manager/cli/places.h"
 #include "pool-manager/convert.h"
@@ -25,6 +26,13 @@ constexpr uint64_t kMostAheadMs = 300'000;
 bool isAnswer(const kj::Exception& error) {
   const schema::Fault fault = schema::faultOf(error);
   return fault.remote && fault.kind != schema::FaultKind::token;
+}
+
+// Of what the manager says is missing: others have it, so that a part of it may be free.
+bool isTaken(const std::string& missing) {
+  for (const char* words : {" is held by ", " is in use", " may have "})
+    if (missing.find(words) != std::string::npos) return true;
+  return false;
 }
 
 }  // namespace
@@ -70,10 +78,10 @@ kj::Promise<void> Holder::requestLease(int attempts) {
   asked_ = true;
   const auto limit = (settings_.request.waitMs + 15'000) * kj::MILLISECONDS;
   auto asked = kj::evalNow([this] {
-    auto request = manager().leaseRequest();
-    pool::write(settings_.request, request.initRequest());
-    return kj::Promise<capnp::Response<schema::Manager::LeaseResults>>(request.send());
-  });
+                 auto request = manager().leaseRequest();
+                 pool::write(settings_.request, request.initRequest());
+                 return kj::Promise<capnp::Response<schema::Manager::LeaseResults>>(request.send());
+               }).attach(tellAwaited());
   return io_.getTimer()
       .timeoutAfter(limit, kj::mv(asked))
       .then(
@@ -81,6 +89,7 @@ kj::Promise<void> Holder::requestLease(int attempts) {
             lease_ = pool::read(response.getLease());
             tasks_.add(renewLoop(kUsual));
             if (lease_->endsInMs != 0) tasks_.add(announceEnd());
+            tellUnprotected();
             if (!lease_->terms.holderKeeps) keeper_.reset();
             if (keeper_) tasks_.add(keepLoop());
             return kj::READY_NOW;
@@ -111,8 +120,10 @@ kj::Promise<void> Holder::requestLease(int attempts) {
                     : "; nothing came within --wait " +
                           options::formatTime(std::chrono::milliseconds(settings_.request.waitMs)) +
                           ": wait longer";
+            const bool sharing = settings_.request.memoryBytes == 0 && isTaken(text);
             const std::string remedy =
-                status == Status::noDevice      ? wait + ", share with --memory SIZE, or see `gpupool leases`"
+                status == Status::noDevice
+                    ? wait + (sharing ? ", share with --memory SIZE, or" : ", or") + " see `gpupool leases`"
                 : status == Status::nothingFits ? "; see `gpupool devices` for what there is"
                 : status == Status::noManager   ? "; the pool manager went away: start the program again"
                 : status == Status::serverLost  ? "; see `gpupool servers`, and start the program again"
@@ -121,10 +132,46 @@ kj::Promise<void> Holder::requestLease(int attempts) {
           });
 }
 
+kj::Promise<void> Holder::tellAwaited() {
+  if (settings_.request.waitMs == 0 || adopts() || toldAwaited_) return kj::READY_NOW;
+  return io_.getTimer()
+      .afterDelay(settings_.awaitedPause)
+      .then([this] {
+        auto request = manager().explainRequest();
+        pool::write(settings_.request, request.initRequest());
+        return request.send();
+      })
+      .then([this](capnp::Response<schema::Manager::ExplainResults>&& response) {
+        const pool::Explanation answer = pool::read(response.getExplanation());
+        // It is being granted: what is its own already is in use.
+        const std::string& own = settings_.request.holder;
+        const bool granted = !own.empty() && answer.text.find("held by " + own) != std::string::npos;
+        if (granted || answer.outlook == pool::Outlook::now || answer.outlook == pool::Outlook::never) return;
+        if (std::exchange(toldAwaited_, true)) return;
+        onNews_("waiting (--wait " +
+                options::formatTime(std::chrono::milliseconds(settings_.request.waitMs)) +
+                "): " + answer.text);
+      })
+      .eagerlyEvaluate([](kj::Exception&& error) {
+        GPUPOOL_INFO("what is waited for is not known: %s", pool::errorText(error).c_str());
+      });
+}
+
+void Holder::tellUnprotected() {
+  if (!isProtected()) return;
+  const TransportFacts* chosen = findTransport(settings_.transport);
+  if (chosen != nullptr && chosen->reach == TransportFacts::Reach::sameHost)
+    onNews_("the lease is not protected: over --transport " + settings_.transport +
+            " its programs share memory with their workers; leave it out, or use --transport " +
+            std::string(transportWith(TransportFacts::Reach::anyHost).name));
+  else if (settings_.transport.empty() && !takesNetwork(lease_->server))
+    onNews_("the lease is not protected: server " + lease_->server.name + " takes no network sessions");
+}
+
 kj::Promise<void> Holder::acquire() {
   if (!lost_.empty())
     kj::throwFatalException(
-        toException({Status::leaseEnded, "the lease has ended: " + lost_ + "; start the program again"}));
+        toException({Status::leaseEnded, "the lease has ended: " + lost_ + "; " + settings_.again}));
   if (lease_) return kj::READY_NOW;
   KJ_IF_MAYBE (already, acquiring_) return already->addBranch();
   auto fork = connect(0, "").then([this]() { return requestLease(4); }).fork();
@@ -148,7 +195,7 @@ kj::Promise<void> Holder::announceEnd() {
   const std::string text = "the lease ends in " + options::formatTime(std::chrono::milliseconds(ahead)) +
                            ": its time limit" + named + " is over then";
   return io_.getTimer().afterDelay((left - ahead) * kj::MILLISECONDS).then([this, text, id = lease_->id]() {
-    if (lease_ && lease_->id == id) onEnding_(text);
+    if (lease_ && lease_->id == id) onNews_(text);
   });
 }
 
@@ -174,7 +221,7 @@ kj::Promise<void> Holder::renewOnce() {
       if (renewed.getNotice().size() == 0) noticed_ = false;
       if (renewed.getNotice().size() == 0 || std::exchange(noticed_, true)) return;
       const std::chrono::milliseconds left(renewed.getEndsInMs());
-      onEnding_("the lease ends in " + options::formatTime(left) + ": " + pool::text(renewed.getNotice()));
+      onNews_("the lease ends in " + options::formatTime(left) + ": " + pool::text(renewed.getNotice()));
     });
   });
   // Several attempts must fit into the lease's time.
@@ -207,8 +254,8 @@ kj::Promise<void> Holder::renewLoop(unsigned partsOfTtl) {
             // Its token has ended, say. Only another one helps, and its file is read again each time.
             if (const OpenFailure failure = toFailure(error);
                 failure.status == Status::refused && !std::exchange(refused_, true))
-              onEnding_("the lease is not renewed, and ends within " +
-                        options::formatTime(std::chrono::milliseconds(lease_->ttlMs)) + ": " + failure.text);
+              onNews_("the lease is not renewed, and ends within " +
+                      options::formatTime(std::chrono::milliseconds(lease_->ttlMs)) + ": " + failure.text);
             // The manager is away; sessions do not need it. Try again soon, on a new connection.
             connection_ = nullptr;
             GPUPOOL_INFO("the manager is not reachable: %s", pool::errorText(error).c_str());

@@ -36,7 +36,7 @@ class Runner {
           if (!told) tell(kLost + reason);
           onLost_->fulfill();
         },
-        [this](const std::string& text) { tell(kEnding + text); });
+        [this](const std::string& text) { tell(kNews + text); });
     auto over = io_.unixEventPort.onSignal(SIGTERM).ignoreResult();
     if (process_.listening >= 0) over = over.exclusiveJoin(holder.listen(process_.listening));
     if (process_.application >= 0)

@@ -14,10 +14,10 @@ struct HolderProcess {
 };
 
 // Between `gpupool run` or `gpupool lease` and its holder: one datagram each, a word and the rest.
-//   holder -> parent: "leased <number of GPUs> <lease>", "failed <text>", "lost <reason>", "ending <text>",
+//   holder -> parent: "leased <number of GPUs> <lease>", "failed <text>", "lost <reason>", "news <text>",
 //   "released", or "later": it goes on trying alone
 //   parent -> holder: "program <pid>", "release", "keep": hold the lease until it ends, whoever goes
-inline constexpr char kLeased[] = "leased ", kFailed[] = "failed ", kLost[] = "lost ", kEnding[] = "ending ",
+inline constexpr char kLeased[] = "leased ", kFailed[] = "failed ", kLost[] = "lost ", kNews[] = "news ",
                       kReleased[] = "released", kLater[] = "later", kProgram[] = "program ",
                       kRelease[] = "release", kKeep[] = "keep";
 

@@ -67,6 +67,7 @@ void print(const std::vector<Variable>& variables, bool asJson) {
 void lease(HolderSettings settings, bool asJson) {
   settings.request.adopts.clear();
   settings.request.holder.clear();
+  settings.again = "take another one (`gpupool lease`) or unset GPUPOOL_HOLDER; start the program again";
   const std::string library = clientLibrary(kExitFailure);
   const bool sharesMemory = settings.transport == "shm";
   HolderChild holder(std::move(settings), kExitFailure);

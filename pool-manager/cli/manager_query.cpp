@@ -235,13 +235,20 @@ std::vector<pool::TenantUse> ManagerQuery::tenants() {
   }));
 }
 
-Id findLease(const std::vector<pool::Lease>& leases, const std::string& digits) {
+void demandDigits(const std::string& digits, const std::string& what) {
+  if (digits.size() < kLeastDigits)
+    throw CommandError(kExitUsage, "'" + digits + "' is too short for the id of a " + what + ": " +
+                                       std::to_string(kLeastDigits) + " of its digits at least are needed");
+}
+
+Id findLease(const std::vector<pool::Lease>& leases, const std::string& digits, const std::string& what) {
+  demandDigits(digits, what);
   std::vector<Id> found;
   for (const pool::Lease& lease : leases)
     if (lease.id.text().starts_with(digits)) found.push_back(lease.id);
-  if (found.empty()) throw CommandError(kExitFailure, "there is no lease " + digits);
+  if (found.empty()) throw CommandError(kExitFailure, "there is no " + what + " " + digits);
   if (found.size() > 1)
-    throw CommandError(kExitFailure, "several leases begin with " + digits +
+    throw CommandError(kExitFailure, "several " + what + "s begin with " + digits +
                                          "; `gpupool leases --json` prints them in full");
   return found[0];
 }

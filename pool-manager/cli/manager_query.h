@@ -107,7 +107,13 @@ class ManagerQuery {
   kj::Own<pool::ManagerConnection> connection_;
 };
 
-// The lease whose id begins with these digits. Throws CommandError if there is none, or if there are several.
-Id findLease(const std::vector<pool::Lease>& leases, const std::string& digits);
+// Fewer digits of an id name nothing: who slips ends nobody's lease.
+inline constexpr size_t kLeastDigits = 4;
+void demandDigits(const std::string& digits, const std::string& what);  // throws CommandError
+
+// The lease, or claim, whose id begins with these digits. Throws CommandError if there is none, if there are
+// several, and if they are too few. what: for the message.
+Id findLease(const std::vector<pool::Lease>& leases, const std::string& digits,
+             const std::string& what = "lease");
 
 }  // namespace gpupool::cli

@@ -27,8 +27,10 @@ const Help kMigrate = {
     "with the same driver, and free at once; until all sessions are there the lease has both. Where a "
     "session "
     "cannot be moved it runs on where it is, and the command says why; asked again, it goes on. A suspended "
-    "lease has to be resumed first, and one that takes turns stays where it is. Sessions over shared memory "
-    "(shm) stay on their server. The lease, named as `gpupool leases` prints it or by more of its digits, "
+    "lease has to be resumed first. One that takes turns moves to another server, but not to other GPUs of "
+    "its own. Sessions over shared memory "
+    "(shm) stay on their server. The lease, named as `gpupool leases` prints it or by 4 of its digits or "
+    "more, "
     "has "
     "to be your own, or you the pool's operator. See docs/sessions.md.",
     "GPUPOOL_STATE: the folder of this machine's pool.",

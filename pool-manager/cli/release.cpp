@@ -13,7 +13,8 @@ constexpr unsigned kPatienceMs = 30'000;  // a server may take this long to end 
 
 const Help kReleaseHelp = {
     "gpupool release [options] LEASE",
-    "Ends a lease, named as `gpupool leases` prints it or by more of its digits, in its holder's place: its "
+    "Ends a lease, named as `gpupool leases` prints it or by 4 of its digits or more, in its holder's place: "
+    "its "
     "sessions end. A lease in state `lost` is dropped: its server went away without saying that nothing of "
     "it runs, and the manager keeps it until then. Drop it when you know that the server does not come "
     "back; only the pool's operator can, and not while that server is connected.",

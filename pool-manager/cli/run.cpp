@@ -38,6 +38,21 @@ const Help kRunHelp = {
     "  gpupool run --claim alps:4711:0 -- python train.py\n"
     "  GPUPOOL_MANAGER=head:4780 gpupool run ./a.out\n"};
 
+// Before a lease is asked for, which may take --wait. before: the word before the program's name.
+void demandProgram(const std::string& name, const std::string& before) {
+  try {
+    demandExecutable(name);
+  } catch (const CommandError& error) {
+    std::string meant;
+    try {
+      if (before == "--protect" && options::parseTime(name).count() != 0) meant = before + "=" + name;
+    } catch (const options::OptionError&) {
+    }
+    if (meant.empty()) throw;
+    throw CommandError(error.status, std::string(error.what()) + "; did you mean " + meant + "?");
+  }
+}
+
 // Its programs go on meanwhile: they ask the holder for nothing but what is new.
 bool takeOver(HolderChild& holder) {
   const bool taken = holder.replace();
@@ -66,7 +81,7 @@ int runLeased(HolderSettings settings, const Words& program) {
       const std::string text = holder.hear();
       if (text.starts_with(kLost))
         GPUPOOL_WARNING("the lease has ended: %s", text.c_str() + sizeof kLost - 1);
-      if (text.starts_with(kEnding)) GPUPOOL_WARNING("%s", text.c_str() + sizeof kEnding - 1);
+      if (text.starts_with(kNews)) GPUPOOL_WARNING("%s", text.c_str() + sizeof kNews - 1);
       // The one that has taken the lease over.
       if (text.starts_with(kLeased)) holder.say(kProgram + std::to_string(child.pid()));
       if (text.starts_with(kFailed))
@@ -94,6 +109,8 @@ int runRun(const Words& words) {
   } catch (const std::exception& error) {
     throw CommandError(kExitRun, error.what());
   }
+  const size_t at = words.size() - parsed.rest.size();
+  demandProgram(parsed.rest[0], at == 0 ? "" : words[at - 1]);
   try {
     return endLike(runLeased(std::move(settings), parsed.rest));
   } catch (const CommandError&) {

@@ -69,7 +69,7 @@ std::string addressFor(const TransportFacts& transport, const pool::Server& serv
     why = "is on another machine, which --transport " + name + " cannot reach";
     return "";
   }
-  if (!server.host.empty() && server.port != 0) {
+  if (takesNetwork(server)) {
     const bool v6 = server.host.find(':') != std::string::npos;
     return (v6 ? "[" + server.host + "]" : server.host) + ":" + std::to_string(server.port);
   }
@@ -105,6 +105,8 @@ Route chooseRoute(const pool::Server& server, const std::string& wanted) {
 }
 
 }  // namespace
+
+bool takesNetwork(const pool::Server& server) { return !server.host.empty() && server.port != 0; }
 
 kj::Exception toException(const OpenFailure& failure) {
   return schema::faultException(schema::FaultKind::open, failure.text, static_cast<uint32_t>(failure.status));
@@ -166,11 +168,9 @@ kj::Promise<OpenSession> openOver(kj::Own<kj::AsyncIoStream> stream, const pool:
   auto answered = schema::openSession(*stream, *opening);
   return answered.then([stream = kj::mv(stream), opening = kj::mv(opening), left = wish.left,
                         server = lease.server.life()](const schema::OpeningAnswer& answer) mutable {
-    const bool ended = answer.verdict == schema::OpeningVerdict::unknownLease;
     // A session that is nowhere is waited for where its server is away; not where that says no.
     if (left && answer.verdict == schema::OpeningVerdict::failed) fail(Status::refused, answer.text);
-    if (answer.verdict != schema::OpeningVerdict::open)
-      fail(statusOf(answer.verdict), answer.text + (ended ? "; start the program again" : ""));
+    if (answer.verdict != schema::OpeningVerdict::open) fail(statusOf(answer.verdict), answer.text);
     return OpenSession{detach(*stream), opening->session, opening->epoch, opening->transport,
                        std::move(server)};
   });

@@ -48,6 +48,9 @@ struct OpenSession {
 kj::Exception toException(const OpenFailure& failure);
 OpenFailure toFailure(const kj::Exception& error);
 
+// Whether it takes sessions over a network.
+bool takesNetwork(const pool::Server& server);
+
 // A connection to where the server takes sessions of that transport (empty: the first that reaches it), with
 // nothing said on it yet. Fails with toException(OpenFailure) or the network's exception; has no bound.
 struct ServerConnection {

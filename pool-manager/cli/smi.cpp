@@ -1,6 +1,8 @@
 // gpupool smi: the GPUs of the lease that this process runs in, as nvidia-smi shows a machine's. It is a
 // program like any other: what it says, our libnvidia-ml.so.1 says.
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -133,7 +135,12 @@ NvmlLibrary load() {
     throw CommandError(
         kExitNoDriver,
         "smi: no lease here: run it inside `gpupool run`; `gpupool devices -v` shows the pool");
-  return NvmlLibrary(clientLibraryDirectory() + "/libnvidia-ml.so.1");
+  const std::string library = clientLibraryDirectory() + "/libnvidia-ml.so.1";
+  if (::access(library.c_str(), R_OK) != 0)
+    throw CommandError(kExitNoDriver, "smi: " + library +
+                                          " is missing: this installation has no NVML library. Install it "
+                                          "there, or name its folder in GPUPOOL_LIBRARY_DIR");
+  return NvmlLibrary(library);
 }
 
 SmiGpu gpuAt(const NvmlLibrary& nvml, nvmlDevice_t device) {

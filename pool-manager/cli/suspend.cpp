@@ -28,7 +28,8 @@ const Help kSuspend = {
     "Takes the memory of a lease's programs off its GPUs and keeps it in the server's own memory; other "
     "leases "
     "can have it meanwhile. The programs stand still at their next CUDA call, and notice nothing else. What "
-    "stays on each GPU is printed. The lease, named as `gpupool leases` prints it or by more of its digits, "
+    "stays on each GPU is printed. The lease, named as `gpupool leases` prints it or by 4 of its digits or "
+    "more, "
     "has to be your own, or you the pool's operator. It is still renewed by its holder, and is released when "
     "its program ends. Undone by `gpupool resume`.",
     kEnvironment, kStatus, "  gpupool suspend 3f2a91c4\n  gpupool suspend --drain 5m --server node7\n"};

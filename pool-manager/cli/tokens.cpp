@@ -40,7 +40,8 @@ const Help kListHelp = {
     kEnvironment, kStatus, "  gpupool tokens list -o wide\n"};
 const Help kRevokeHelp = {
     "gpupool tokens revoke [options] TOKEN",
-    "Ends a token, named by its id or the first digits of that: it is good for nothing any more, and "
+    "Ends a token, named by its id or the first digits of that, 4 at least: it is good for nothing any more, "
+    "and "
     "connections that have shown it are ended. Leases are the tenant's: one whose holder does not come back "
     "with another token of the tenant ends when it is not renewed (--ttl, usually 15 s). `gpupool release` "
     "ends one at once. Only the pool's operator can.",
@@ -150,6 +151,7 @@ int revoke(const Words& words) {
   if (parsed.helped) return 0;
   if (parsed.rest.size() != 1 || parsed.rest[0].empty())
     throw options::OptionError("tokens revoke takes one token's id; `gpupool tokens list` lists them");
+  demandDigits(parsed.rest[0], "token");
   ManagerQuery query(client, kStorePatienceMs);
   std::vector<std::string> found;
   for (const StoredToken& token : query.tokens())

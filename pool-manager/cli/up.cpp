@@ -101,7 +101,10 @@ struct UpOptions {
 std::string executable(const char* name) {
   const std::string path = executableDirectory() + "/" + name;
   if (::access(path.c_str(), X_OK) != 0)
-    throw CommandError(kExitFailure, path + " is missing: the installation is incomplete");
+    throw CommandError(kExitFailure,
+                       path +
+                           " is missing: this installation has the client's part alone, which brings up no "
+                           "pool; name another machine's by --manager or GPUPOOL_MANAGER");
   return path;
 }
 

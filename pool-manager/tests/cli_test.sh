@@ -223,7 +223,11 @@ check "a program runs" until_true grep -q ready "$folder/output"
 lease=$(gpupool leases | awk '/fake_application/ { print $1 }')
 text=$(gpupool release 0x"$lease"); check "no such lease" test $? -eq 1
 check "says so" has "$text" "there is no lease 0x$lease"
-text=$(gpupool release "$lease"); check "release" test $? -eq 0
+text=$(gpupool release "${lease:0:3}"); check "too few digits" test $? -eq 2
+check "says so" has "$text" "4 of its digits at least"
+text=$(gpupool claim release nonesuch); check "no such claim" test $? -eq 1
+check "says so" has "$text" "'nonesuch' names no claim"
+text=$(gpupool release "${lease:0:4}"); check "release" test $? -eq 0
 check "says so" has "$text" "$lease"
 check "it is over" lost
 check "the holder tells" until_true grep -q "the lease has ended: " "$folder/output"

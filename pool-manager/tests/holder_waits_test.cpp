@@ -41,6 +41,68 @@ TEST_CASE_METHOD(Fixture, "an application hears that its lease is waited for, an
   firstServing = nullptr;
 }
 
+TEST_CASE_METHOD(Fixture, "what a request waits for is said once, and nothing where it is served") {
+  startAll();
+  std::vector<std::string> news;
+  const auto makeTelling = [&] {
+    return kj::heap<Holder>(
+        *io.provider, io.unixEventPort, settings, [](const std::string&, bool) {},
+        [&](const std::string& text) { news.push_back(text); });
+  };
+  settings.request.deviceCount = 2;
+  settings.request.waitMs = 60'000;
+  settings.awaitedPause = 20 * kj::MILLISECONDS;
+  auto first = makeTelling();
+  first->acquire().wait(io.waitScope);
+  CHECK(news.empty());
+  settings.request.holder = "waiter";
+  auto second = makeTelling();
+  auto acquired = second->acquire().eagerlyEvaluate(nullptr);
+  for (int i = 0; i < 1000 && news.empty(); ++i) pause(10);
+  pause(100);
+  REQUIRE(news.size() == 1);
+  CHECK(contains(news[0], "waiting (--wait 1m): 2 devices on one server are wanted, none is free"));
+  CHECK(contains(news[0], "held by tester"));
+  first->release().wait(io.waitScope);
+  acquired.wait(io.waitScope);
+  CHECK(news.size() == 1);
+}
+
+TEST_CASE_METHOD(Fixture,
+                 "a protected session takes the network, and a chosen shm is said to be unprotected") {
+  server->facts.host = "127.0.0.1";
+  server->facts.port = 1;  // nobody is there
+  startAll();
+  std::vector<std::string> news;
+  const auto makeTelling = [&] {
+    makeHolder();
+    auto telling = kj::heap<Holder>(
+        *io.provider, io.unixEventPort, settings, [](const std::string&, bool) {},
+        [&](const std::string& text) { news.push_back(text); });
+    telling->acquire().wait(io.waitScope);
+    telling->release().wait(io.waitScope);
+  };
+  settings.request.turns.protectMs = 1000;
+  SECTION("nobody has chosen a transport") {
+    makeTelling();
+    CHECK(news.empty());
+    CHECK(contains(open(request()).reply.text, "127.0.0.1:1"));
+  }
+  SECTION("shm is chosen") {
+    settings.transport = "shm";
+    makeTelling();
+    REQUIRE(news.size() == 1);
+    CHECK(contains(news[0], "the lease is not protected: over --transport shm"));
+    CHECK(open(request()).reply.status == Status::ok);
+  }
+  SECTION("nothing is protected") {
+    settings.request.turns.protectMs = 0;
+    makeTelling();
+    CHECK(news.empty());
+    CHECK(open(request()).reply.status == Status::ok);
+  }
+}
+
 TEST_CASE_METHOD(Fixture,
                  "while the lease is suspended its server is asked again, and the application told") {
   startAll();

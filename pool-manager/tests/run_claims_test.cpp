@@ -102,7 +102,8 @@ TEST_CASE_METHOD(Fixture, "what the claim commands do not take") {
   CHECK(contains(tool(2, {"claim", "create", "--job", "alps:1"}), "a job is named CLUSTER:ID:RESTARTS"));
   CHECK(
       contains(tool(2, {"claim", "create", "--job", "alps:1:0", "--unused", "10ms"}), "--unused: 1s to 1h"));
-  CHECK(contains(tool(1, {"claim", "release", "123"}), "there is no lease 123"));
+  CHECK(contains(tool(1, {"claim", "release", "1234"}), "there is no claim 1234"));
+  CHECK(contains(tool(2, {"claim", "release", "123"}), "'123' is too short for the id of a claim"));
   CHECK(contains(tool(2, {"claim", "create", "--job", "alps:1:0", "--for", std::string(65, 't')}),
                  "--for: at most 64 bytes, and these are 65"));
   CHECK(contains(tool(4, {"claim", "create", "--job", "alps:1:0", "--gpus", "8"}), "8 devices"));

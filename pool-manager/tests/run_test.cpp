@@ -39,6 +39,9 @@ TEST_CASE_METHOD(Fixture, "126 and 127 are the shell's, 125 is ours, and all say
   run(missing, {"--", "/no/such/program"});
   CHECK(missing.exitStatus() == 127);
   CHECK(missing.text == "gpupool: /no/such/program: there is no such program\n");
+  CHECK(server->revokeReasons.empty());  // nothing was leased for it
+  CHECK(contains(tool(127, {"run", "--protect", "10s", "true"}),
+                 "10s: there is no such program; did you mean --protect=10s?"));
   run(notExecutable, {"--", folder.path + "/lib/libcuda.so.1"});
   CHECK(notExecutable.exitStatus() == 126);
   CHECK(soonFree());
