@@ -19,6 +19,13 @@ Level threshold() {
     if (std::strcmp(text, "error") == 0) return Level::error;
     if (std::strcmp(text, "info") == 0) return Level::info;
     if (std::strcmp(text, "debug") == 0) return Level::debug;
+    if (*text != '\0' && std::strcmp(text, "warning") != 0) {
+      char line[160];
+      const int length =
+          std::snprintf(line, sizeof line,
+                        "gpupool: GPUPOOL_LOG is '%.32s', and not error, warning, info or debug\n", text);
+      if (::write(descriptor, line, static_cast<size_t>(length)) < 0) return Level::warning;
+    }
     return Level::warning;
   }();
   return level;
