@@ -17,7 +17,7 @@
 namespace gpupool::pool {
 namespace {
 
-constexpr char kAtHolder[] = "its holder's memory";
+constexpr char kAtHolder[] = "its holder's memory", kAtStandby[] = "its standby's memory";
 constexpr char kMoving[] = "something else is under way with it";
 constexpr uint32_t kMostWaitMs = 24 * 3600 * 1000;
 
@@ -53,7 +53,7 @@ void Pool::failOver(const Principal& who, const Id& id, const ServerLife& lost, 
   if (record.change != Change::none) return;  // the answer follows
   const bool waits = std::any_of(waiters_.begin(), waiters_.end(),
                                  [&](const Waiter& one) { return one.resumes && one.request.id == id; });
-  if (!waits) restore(record, who, std::min(waitMs, kMostWaitMs), now, kAtHolder, {});
+  if (!waits) restore(record, who, std::min(waitMs, kMostWaitMs), now, record.hold->held.folder, {});
 }
 
 // A server that is only slow keeps its leases. That its holder does not hear it counts if the manager has
@@ -96,7 +96,8 @@ void Pool::leaveForHolder(LeaseRecord& record, const std::string& reason) {
   endChange(record, {Failure::Kind::serverLost, reason});
   std::erase_if(waiters_, [&](const Waiter& one) { return one.resumes && one.request.id == record.id; });
   Placement& left = record.primary();
-  record.hold = Hold{{Id::random(), kAtHolder, left.server.name}, left, true};
+  record.hold =
+      Hold{{Id::random(), record.standby.empty() ? kAtHolder : kAtStandby, left.server.name}, left, true};
   record.hold->was.kept.clear();
   left.role = PlacementRole::left;  // with what stays of a suspended one
   record.reason.clear();            // of its suspension

@@ -513,8 +513,11 @@ void Pool::uncordon(const Principal& who, const std::string& server, Journal::Do
     throw std::invalid_argument(why);
   if (!servers_.contains(server) && !isCordoned(server))
     throw std::invalid_argument("there is no server " + server);
-  write({{kCordonPrefix + server, {}}},
-        {cordonEntry(AuditEvent::uncordoned, server, by.empty() ? who.text() : printable(by, kMostBy), "")},
+  std::vector<AuditEntry> entries;  // of one in service there is nothing to tell
+  if (isCordoned(server))
+    entries.push_back(
+        cordonEntry(AuditEvent::uncordoned, server, by.empty() ? who.text() : printable(by, kMostBy), ""));
+  write({{kCordonPrefix + server, {}}}, std::move(entries),
         [this, server, done = std::move(done)](const std::string& why) {
           inventory_.touch(server);
           if (why.empty() && cordons_.erase(server) != 0) {

@@ -74,7 +74,7 @@ std::string Principal::text() const {
     case Role::viewer:
       break;
   }
-  return "tenant " + tenant;
+  return tenant.empty() ? "" : "tenant " + tenant;  // the pool itself, where there are no tenants
 }
 
 }  // namespace gpupool::pool

@@ -112,6 +112,7 @@ TEST_CASE_METHOD(Audited<Fixture>, "servers that are cordoned, and moves, are to
   const auto done = [](const std::string&) {};
   pool->cordon(kAdmin, "a", {"a new fan", "eve@head", 0}, done);
   pool->uncordon(kAdmin, "a", done, "bob@head");
+  pool->uncordon(kAdmin, "a", done, "bob@head");  // it is in service: nothing has happened
   CHECK(story() == "cordoned uncordoned");
   const auto all = entries(kBob);  // as `gpupool servers` shows everybody
   CHECK(all[0].server == "a");
