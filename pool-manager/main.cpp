@@ -29,6 +29,7 @@
 #include "pool-manager/rest/api.h"
 #include "pool-manager/rpc.h"
 #include "pool-manager/service.h"
+#include "schema/protocol.h"
 
 namespace gpupool::pool {
 namespace {
@@ -219,7 +220,7 @@ int serve(const ManagerOptions& options) {
 struct Invocation {
   ManagerOptions options;
   std::string config;
-  bool help = false, printConfig = false, checkConfig = false;
+  bool help = false, version = false, printConfig = false, checkConfig = false;
   int (*work)(const ManagerOptions&) = nullptr;
 };
 
@@ -232,12 +233,19 @@ Invocation parse(int count, char** words) {
       {"print-config", invocation.printConfig, "", "Print the configuration file with every default.", true});
   table.push_back({"check-config", invocation.checkConfig, "",
                    "Check the configuration and the files that it names, and exit.", true});
+  table.push_back({"version", invocation.version, "", "Print the version.", true});
   const std::string_view word = count > 1 ? words[1] : "";
   invocation.work = word == "init" ? initStore : word == "certificate" ? printCertificate : serve;
   const std::vector<std::string> arguments(words + (invocation.work == serve ? 1 : 2), words + count);
   options::Set early(table, kManagerPrefix);  // learns --config, which later words may not contradict
-  if (!early.readArguments(arguments, &invocation.help).empty())
-    throw options::OptionError("unexpected argument: gpupool-manager takes options only");
+  if (const auto rest = early.readArguments(arguments, &invocation.help); !rest.empty())
+    throw options::OptionError(
+        "unexpected argument '" + rest[0] +
+        "': gpupool-manager takes init or certificate, as the first word, and options");
+  if (invocation.version) {
+    std::cout << "gpupool-manager " << schema::release() << "\n";
+    return invocation;
+  }
   if (invocation.help) {
     invocation.options = {};
     std::cout << kHelp << options::Set(table, kManagerPrefix).help()
@@ -270,7 +278,7 @@ int main(int count, char** words) {
   log::setProcessName("manager");
   try {
     const pool::Invocation invocation = pool::parse(count, words);
-    if (invocation.help || invocation.printConfig) return 0;
+    if (invocation.help || invocation.version || invocation.printConfig) return 0;
     if (invocation.checkConfig) return pool::checkConfig(invocation.options);
     return invocation.work(invocation.options);
   } catch (const options::OptionError& error) {
