@@ -84,9 +84,9 @@ TEST_CASE_METHOD(Fixture, "a claim that no program uses is kept as long as it is
   while (std::chrono::steady_clock::now() < longer) said({"claim", "renew", id.substr(0, 8)});
   CHECK(contains(said({"claim", "list"}), "alps:1:0"));
   CHECK(said({"claim", "renew", "alps:1:0"}).empty());
-  CHECK(contains(tool(1, {"claim", "renew", "123", id}),
-                 "there is no claim 123, and `gpupool audit` knows of none"));
-  CHECK(contains(tool(1, {"claim", "renew", "zz"}), "'zz' names no claim"));
+  CHECK(contains(tool(1, {"claim", "renew", "1234", id}),
+                 "there is no claim 1234, and `gpupool audit` knows of none"));
+  CHECK(contains(tool(1, {"claim", "renew", "zzzz"}), "'zzzz' names no claim"));
   REQUIRE(soonFree());
   for (const std::string& name : {id, id.substr(0, 8), std::string("alps:1:0")}) {
     const std::string text = tool(1, {"claim", "renew", name});
