@@ -3,9 +3,11 @@
 #include <capnp/message.h>
 #include <capnp/serialize-async.h>
 
+#include <chrono>
 #include <utility>
 
 #include "base/log.h"
+#include "base/options.h"
 #include "pool-manager/cli/holder.h"
 #include "pool-manager/convert.h"
 #include "schema/convert.h"
@@ -228,8 +230,13 @@ kj::Promise<void> Holder::failOver(const pool::ServerLife& lost) {
   GPUPOOL_INFO("server %s is gone: another one is looked for", lost.name.c_str());
   const auto until = io_.getTimer().now() + settings_.failOverWaitMs * kj::MILLISECONDS;
   failOverSettled_ = false;
+  auto telling = io_.getTimer().afterDelay(settings_.awaitedPause).then([this, name = lost.name] {
+    onNews_("server " + name + " is gone: GPUs of another one are waited for (--protect-wait " +
+            options::formatTime(std::chrono::milliseconds(settings_.failOverWaitMs)) + ")");
+  });
   // In the fork itself: whoever asked first may be gone before the answer.
   auto fork = askFailOver(lost, until)
+                  .attach(telling.eagerlyEvaluate(nullptr))
                   .then([this] { failOverSettled_ = true; },
                         [this](kj::Exception&& error) {
                           failOverSettled_ = true;

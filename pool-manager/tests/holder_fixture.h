@@ -75,9 +75,10 @@ struct Fixture {
     server->joined().wait(io.waitScope);
   }
   void makeHolder() {
-    holder =
-        kj::heap<Holder>(*io.provider, io.unixEventPort, settings,
-                         [this](const std::string& why, bool told) { lost = why + (told ? " (told)" : ""); });
+    holder = kj::heap<Holder>(
+        *io.provider, io.unixEventPort, settings,
+        [this](const std::string& why, bool told) { lost = why + (told ? " (told)" : ""); },
+        [this](const std::string& text) { news.push_back(text); });
     int pair[2];
     REQUIRE(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) == 0);
     application = kj::AutoCloseFd(pair[0]);
@@ -116,6 +117,7 @@ struct Fixture {
   kj::AsyncIoContext io;
   std::unique_ptr<Store> store;
   std::string address, lost;
+  std::vector<std::string> news;  // for people
   uint32_t beatMs = 100;
   kj::Duration callLimit = 500 * kj::MILLISECONDS;
   kj::Own<FakeServer> server;

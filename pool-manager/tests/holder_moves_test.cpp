@@ -312,3 +312,18 @@ TEST_CASE_METHOD(Lost, "what a server says after the lease has begun to leave it
   CHECK(opened.reply.status == Status::waiting);  // for b
   CHECK(opened.session.get() < 0);
 }
+
+TEST_CASE_METHOD(Lost, "where there is no other place it is said that one is waited for") {
+  settings.awaitedPause = 20 * kj::MILLISECONDS;
+  settings.sessionLimit = settings.lookLimit = 50 * kj::MILLISECONDS;
+  makeHolder();  // another one, and its lease
+  holder->acquire().wait(io.waitScope);
+  news.clear();  // that nothing here takes the network
+  other->disconnect();
+  server->disconnect();
+  const OpenRequest first = request();
+  REQUIRE(::send(application, &first, sizeof first, 0) == sizeof first);
+  for (int i = 0; i < 2000 && news.empty(); ++i) pause(5);
+  REQUIRE_FALSE(news.empty());
+  CHECK(news[0] == "server a is gone: GPUs of another one are waited for (--protect-wait 1m)");
+}

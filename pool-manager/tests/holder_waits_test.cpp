@@ -43,7 +43,6 @@ TEST_CASE_METHOD(Fixture, "an application hears that its lease is waited for, an
 
 TEST_CASE_METHOD(Fixture, "what a request waits for is said once, and nothing where it is served") {
   startAll();
-  std::vector<std::string> news;
   const auto makeTelling = [&] {
     return kj::heap<Holder>(
         *io.provider, io.unixEventPort, settings, [](const std::string&, bool) {},
@@ -73,7 +72,6 @@ TEST_CASE_METHOD(Fixture,
   server->facts.host = "127.0.0.1";
   server->facts.port = 1;  // nobody is there
   startAll();
-  std::vector<std::string> news;
   const auto makeTelling = [&] {
     makeHolder();
     auto telling = kj::heap<Holder>(
