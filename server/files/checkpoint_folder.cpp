@@ -117,7 +117,9 @@ CheckpointFolder::Draft CheckpointFolder::begin(const std::string& name, bool re
   draft.name_ = slash == std::string::npos ? relative : relative.substr(slash + 1);
   struct stat there{};
   const bool taken = fstatat(draft.place_, draft.name_.c_str(), &there, AT_SYMLINK_NOFOLLOW) == 0;
-  if (taken != replaces) fail(path_ + "/" + relative, taken ? EEXIST : errno);
+  if (taken && !replaces)
+    throw std::runtime_error(path_ + "/" + relative + ": " + strerror(EEXIST) + "; choose another name");
+  if (!taken && replaces) fail(path_ + "/" + relative, errno);
   if (replaces && !S_ISDIR(there.st_mode)) fail(path_ + "/" + relative, ENOTDIR);
   draft.replaces_ = replaces;
   draft.draft_ = draftPrefix() + Id::random().text();
