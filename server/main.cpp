@@ -21,6 +21,7 @@
 #include "base/log.h"
 #include "base/tokens.h"
 #include "schema/fault.h"
+#include "schema/protocol.h"
 #include "server/front/front.h"
 #include "server/front/spawner_parent.h"
 
@@ -31,14 +32,20 @@ using gpupool::options::Set;
 using gpupool::server::ServerOptions;
 
 constexpr const char* kUsage =
-    "usage: gpupool-server [OPTION...]\n"
+    "usage: gpupool-server [options]\n\n"
     "Offers this machine's GPUs to a pool, and starts a worker process for each session.\n"
     "After SIGTERM or SIGINT it leaves the pool. Its sessions end; those of protected programs (gpupool run\n"
     "--protect) go on at another server. After SIGUSR2, as after its death, sessions go on for a while, and "
     "the\n"
     "next gpupool-server with the same state folder goes on with them (--restart-time). After SIGHUP it "
     "looks\n"
-    "at the folder --workers again.\n\n";
+    "at the folder --workers again.\n\n"
+    "options:\n";
+constexpr const char* kUsageTail =
+    "\nexit status: 0 after SIGTERM, SIGINT or SIGUSR2; 1 if it could not start, or could not go on; 2 if "
+    "the\n"
+    "command line or configuration is wrong.\n\n"
+    "example: gpupool-server --manager head:4780 --listen '*:4783' --token-file /etc/gpupool/node7.token\n";
 constexpr const char* kConfig = "/etc/gpupool/server.yaml";
 
 // Of files that are named; a GPU is not asked for, and no manager.
@@ -57,10 +64,10 @@ void checkFiles(const ServerOptions& options) {
   std::puts("gpupool-server: the configuration can be used");
 }
 
-// False: help or the configuration was asked for and given, or the configuration was checked.
+// False: help, the version or the configuration was asked for and given, or the configuration was checked.
 bool readOptions(int count, char** words, ServerOptions& options) {
   std::string config;
-  bool help = false, printConfig = false, checkConfig = false;
+  bool help = false, version = false, printConfig = false, checkConfig = false;
   auto table = options.table();
   table.push_back(
       {"config", config, "FILE", std::string("Read this file instead of ") + kConfig + ".", true});
@@ -68,16 +75,26 @@ bool readOptions(int count, char** words, ServerOptions& options) {
       {"print-config", printConfig, "", "Print the configuration file with every default.", true});
   table.push_back({"check-config", checkConfig, "",
                    "Check the configuration and the files that it names, and exit.", true});
+  table.push_back({"version", version, "", "Print the version.", true});
   const std::vector<std::string> arguments(words + 1, words + count);
   Set early(table, ServerOptions::kPrefix);  // learns --config, which the other words win over
   const auto rest = early.readArguments(arguments, &help);
   if (!rest.empty()) throw OptionError("unexpected argument '" + rest[0] + "'");
+  if (version) {
+    std::printf("gpupool-server %s\n", gpupool::schema::release());
+    return false;
+  }
   const std::string file = config;
   const bool print = printConfig;
   options = {};
   Set set(table, ServerOptions::kPrefix);
   if (help || print) {
-    const std::string text = print ? set.yaml(ServerOptions::kIntroduction) : kUsage + set.help();
+    const std::string text =
+        print
+            ? set.yaml(ServerOptions::kIntroduction)
+            : kUsage + set.help() +
+                  gpupool::options::wrap("\nenvironment: " + early.environmentHelp() + ", GPUPOOL_LOG.", 0) +
+                  kUsageTail;
     std::fputs(text.c_str(), stdout);
     return false;
   }
