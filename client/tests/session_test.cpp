@@ -104,7 +104,8 @@ struct SessionSeam {
     session->connection_ = std::move(connection);
     session->words_ = std::make_unique<Words>(nullptr);
   }
-  bool greet(CUresult& status, std::string& text) { return session->greet(status, text); }
+  bool greet(CUresult& status, std::string& text) { return session->greet(accepts, status, text); }
+  static CUresult accepts(const schema::WorkerHello&) { return CUDA_SUCCESS; }
   void await(Session::Waiter& waiter) {
     session->addWaiter(&waiter);
     session->await(waiter);
