@@ -75,13 +75,14 @@ struct Moves : Fixture {
     prepare(*this);
     startAll();
     makeHolder();
-    const Opened first = open(request());
-    REQUIRE(first.reply.status == Status::ok);
     next = request();
+    std::strcpy(next.transport, "shm");
+    const Opened first = open(next);
+    REQUIRE(first.answered);
+    REQUIRE(first.reply.status == Status::ok);
     next.sessionHigh = first.reply.sessionHigh;
     next.sessionLow = first.reply.sessionLow;
     next.epoch = 2;
-    std::strcpy(next.transport, "shm");
     other->join(address);
     other->joined().wait(io.waitScope);
   }

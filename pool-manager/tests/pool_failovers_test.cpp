@@ -58,7 +58,9 @@ TEST_CASE_METHOD(Failovers, "its holder takes a lease to another server with the
   CHECK(lease.server.name == "b");
   CHECK(lease.key == key);
   CHECK(pool->places(kAdmin, {1, 1}).front().name == "b");
-  CHECK(pool->audit(kAdmin, {}, 100).back().event == AuditEvent::restored);
+  const AuditEntry told = pool->audit(kAdmin, {}, 100).back();
+  CHECK(told.event == AuditEvent::restored);
+  CHECK(contains(told.reason, "from its holder's memory"));
 }
 
 TEST_CASE_METHOD(Failovers,

@@ -71,6 +71,10 @@ TEST_CASE_METHOD(Idle, "one with sessions is suspended, and comes back with its 
     serverResumes();
     CHECK(state(1) == LeaseState::active);
     CHECK(stored(1) == LeaseState::active);
+    const AuditEntry back = pool->audit(kAdmin, {}, 100).back();
+    CHECK(back.event == AuditEvent::resumed);
+    CHECK(back.by == "tenant alice");
+    CHECK(Principal{Principal::Role::user, ""}.text().empty());  // without tenants it is the manager's word
     beatUse(0, 1, true);
     beatUse(kLimitMs, 1);  // and so on
     CHECK(events.suspends.size() == 2);

@@ -226,6 +226,7 @@ TEST_CASE_METHOD(Standbys, "a lease whose server is lost goes to its standby if 
     pool->failOver(kAdmin, {1, 1}, {"a", {2, 0}}, 1, now);
     CHECK(events.grants.back().server.name == "b");
     pool->granted({1, 1}, now);
+    CHECK(contains(pool->audit(kAdmin, {}, 100).back().reason, "from its standby's memory"));
     wait(1'000, {b, c});
     CHECK(standby() == "c");  // it cannot be its own
     keeps(b, {{{1, 1}, number, 1}});

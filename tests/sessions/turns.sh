@@ -136,7 +136,7 @@ work one 600MiB --mib 4 --rounds 100000 --pause 10
 until_true holds resident 1
 run "$bin/gpupool" run --transport "$transport" --memory 600MiB --share 50% -- "${steady_work[@]}"
 check "refused: $status" test "$status" -ne 0
-check "the reason: $err" has "$err" "share"
+check "the reason: $err" has "$err" "only 25% of its time is not promised to others"
 kill -KILL "$(pgrep -P "${pid[one]}" steady_work)"
 wait "${pid[one]}"
 terms=()
