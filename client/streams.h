@@ -86,6 +86,12 @@ CUresult postTo(const StreamRef& ref, A... arguments) {
   return due ? keepCredit(ref) : status;
 }
 
+// The status of an operation in the stream that was awaited: it counts as those of postTo do.
+inline CUresult countIn(const StreamRef& ref, CUresult status) {
+  if (status == CUDA_SUCCESS) ref.stream->posted.fetch_add(1, std::memory_order_acq_rel);
+  return status;
+}
+
 // For a row that ends with the stream's word: `send(value)` sends it. Words of one stream must be asked for
 // in the order of their values, so this is one at a time; send must not wait for the device.
 // Without waiting; keepCredit must follow.

@@ -244,10 +244,8 @@ CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext toContext, CUdeviceptr from
   if (bothMay(to, true) && bothMay(from, false))
     return postTo<"cuMemcpyPeerAsync">(ref, to, a->handle, from, b->handle, n, ref.wire);
   // Whether memory that one of them may not access can be copied all the same is the driver's to say.
-  status =
-      Session::get().await<"cuMemcpyPeerAsync">(ref.context, to, a->handle, from, b->handle, n, ref.wire);
-  if (status == CUDA_SUCCESS) ref.stream->posted.fetch_add(1, std::memory_order_acq_rel);
-  return status;
+  return countIn(ref, Session::get().await<"cuMemcpyPeerAsync">(ref.context, to, a->handle, from, b->handle,
+                                                                n, ref.wire));
 }
 CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext toContext, CUdeviceptr from, CUcontext fromContext,
                       size_t n) {

@@ -63,12 +63,6 @@ CUresult nextMark(const Event& event, const Stream& stream, WordMark& mark) {
   return CUDA_SUCCESS;
 }
 
-// An awaited operation in the stream.
-CUresult countIn(const StreamRef& ref, CUresult status) {
-  if (status == CUDA_SUCCESS) ref.stream->posted.fetch_add(1, std::memory_order_acq_rel);
-  return status;
-}
-
 CUresult record(CUevent handle, CUstream stream, unsigned flags) {
   StreamRef ref;
   CUresult status = resolveStream(stream, ref);

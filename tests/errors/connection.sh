@@ -72,6 +72,18 @@ run alone
 check "a request too large harms nobody" test "$out$err" = "no call failed"
 refused "there is no server named other in the pool; there are: node" gpupool run --server other -- "${first_error[@]}"
 
+case_of "CUDA_VISIBLE_DEVICES names no device, or one twice"
+granted() { gpupool audit | grep -c ' granted '; }
+leases=$(granted)
+CUDA_VISIBLE_DEVICES= run alone
+check "the first failing call returns 100: $out" has "$out" "(100)"
+check "nothing is said: $err" test -z "$err"
+check "no lease was taken" test "$(granted)" -eq "$leases"
+CUDA_VISIBLE_DEVICES=0,0 run alone
+check "the first failing call returns 101: $out" has "$out" "(101)"
+check "nothing is said: $err" test -z "$err"
+check "its lease has ended" until_true no_lease
+
 case_of "no device free"
 background "$bin/gpupool" run --tenant alice -- sleep 30
 held() { gpupool leases | grep -q alice; }

@@ -82,7 +82,7 @@ void endContext(Session& session, const Call& call, CUcontext context, End&& end
   for (const uint64_t id : streams) session.objects().retire(id);
   for (const HandleKind kind : {HandleKind::event, HandleKind::array, HandleKind::mipmap})
     for (const uint64_t id : recordedIn(session, kind, name)) {
-      session.sharedEvents().forget(id, [] { return false; });
+      if (kind == HandleKind::event) session.sharedEvents().forget(id, [] { return false; });
       session.objects().retire(id);
     }
   session.eventTimes().contextEnded(name);
