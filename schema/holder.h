@@ -115,6 +115,7 @@ static_assert(sizeof(OpenRequest) == 192 && sizeof(OpenReply) == 696);
 // NvmlFigures (schema/nvml_figures.h), within kFiguresBoundMs. Nothing of it needs a session.
 inline constexpr uint32_t kFiguresMagic = 0x47505546;  // "GPUF"
 inline constexpr int kFiguresBoundMs = 2'500;
+inline constexpr uint32_t kNoAgeMs = 24 * 3600 * 1000;  // the age of figures that NVML has not told yet
 
 struct FiguresRequest {
   uint32_t magic = kFiguresMagic;

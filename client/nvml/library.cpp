@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 namespace gpupool::nvml {
@@ -28,7 +29,7 @@ nvmlReturn_t Library::init() {
     const std::string name = named != nullptr && *named != 0 ? named : holder::holderOfProcess(::getpid());
     if (holder_ != name) count_ = 0;
     holder_ = name;
-    const nvmlReturn_t status = count_ == 0 ? learn() : refresh(0);
+    const nvmlReturn_t status = count_ == 0 ? learn() : refresh(0, kEver);
     if (status != NVML_SUCCESS) {
       link_.close();
       return status == NVML_ERROR_GPU_IS_LOST ? NVML_ERROR_DRIVER_NOT_LOADED : status;
@@ -41,7 +42,7 @@ nvmlReturn_t Library::init() {
 nvmlReturn_t Library::learn() {
   unsigned count = 1;
   for (unsigned i = 0; i < count; ++i) {
-    if (const nvmlReturn_t status = refresh(i); status != NVML_SUCCESS) return status;
+    if (const nvmlReturn_t status = refresh(i, kEver); status != NVML_SUCCESS) return status;
     gpus_[i].facts = gpus_[i].latest;
     count = gpus_[0].latest.deviceCount;
   }
@@ -90,31 +91,32 @@ void Library::facts(unsigned index, schema::NvmlFigures& out) {
 nvmlReturn_t Library::live(unsigned index, schema::NvmlFigures& out) {
   std::lock_guard lock(mutex_);
   Gpu& gpu = gpus_[index];
-  const nvmlReturn_t status = Clock::now() <= gpu.until ? gpu.status : refresh(index);
+  const nvmlReturn_t status = Clock::now() <= gpu.until ? gpu.status : refresh(index, kFresh);
   if (status == NVML_SUCCESS) out = gpu.latest;
   return status;
 }
 
-nvmlReturn_t Library::refresh(unsigned index) {
+nvmlReturn_t Library::refresh(unsigned index, std::chrono::milliseconds oldest) {
   Gpu& gpu = gpus_[index];
   Heard heard;
-  gpu.status = link_.ask(holder_, index, kFresh, heard, gpu.latest);
+  gpu.status = link_.ask(holder_, index, oldest, heard, gpu.latest);
   // Its holder is gone while the library is in use.
   if (gpu.status == NVML_ERROR_DRIVER_NOT_LOADED && initialised_ != 0) gpu.status = NVML_ERROR_GPU_IS_LOST;
-  if (gpu.status == NVML_SUCCESS) gpu.status = judge(heard);
+  if (gpu.status == NVML_SUCCESS) gpu.status = judge(heard, oldest);
   // Also what was in vain, or is old by now, counts for a while: many threads that ask do not wait in turn.
+  // Not so where nobody asked for what changes.
   const bool young = gpu.status == NVML_SUCCESS && heard.age < kFresh;
-  gpu.until = Clock::now() + (young ? kFresh - heard.age : kFresh);
+  const auto counts = young ? kFresh - heard.age : oldest == kFresh ? kFresh : std::chrono::milliseconds(0);
+  gpu.until = Clock::now() + counts;
   return gpu.status;
 }
 
-nvmlReturn_t Library::judge(const Heard& heard) const {
-  const bool usable = heard.figured && heard.age <= kGrace;
+nvmlReturn_t Library::judge(const Heard& heard, std::chrono::milliseconds oldest) const {
   if (heard.status == holder::Status::ok || heard.status == holder::Status::serverLost) {
-    if (usable) return NVML_SUCCESS;
+    const bool lost = heard.status == holder::Status::serverLost;
+    if (heard.figured && heard.age <= (lost ? kGrace : std::max(oldest, kGrace))) return NVML_SUCCESS;
     // Before anything was heard of it, it is not there yet; NVML that does not answer is not lost.
-    const bool lost = heard.status == holder::Status::serverLost && initialised_ != 0;
-    return lost ? NVML_ERROR_GPU_IS_LOST : NVML_ERROR_TIMEOUT;
+    return lost && initialised_ != 0 ? NVML_ERROR_GPU_IS_LOST : NVML_ERROR_TIMEOUT;
   }
   return NVML_ERROR_GPU_IS_LOST;
 }

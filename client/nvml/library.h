@@ -4,8 +4,10 @@
 // each waits a bounded time (Link). A child of fork() has a connection of its own.
 //
 // What changes is at most kFresh old when it is answered. If the server is away, the last figures count for
-// kGrace more; then the GPU is lost (NVML_ERROR_GPU_IS_LOST). What never changes of a GPU is asked once, and
-// stays what it was also when the lease moves to another GPU, as CUDA's answers do.
+// kGrace more; then the GPU is lost (NVML_ERROR_GPU_IS_LOST). What never changes of a GPU is asked once, may
+// have been told at any time (so that nvmlInit, which frameworks call before all else, need not wait until
+// the server's NVML has told something new), and stays what it was also when the lease moves to another GPU,
+// as CUDA's answers do.
 
 #include <array>
 #include <chrono>
@@ -16,7 +18,7 @@
 
 namespace gpupool::nvml {
 
-inline constexpr std::chrono::milliseconds kFresh{100}, kGrace{5000};
+inline constexpr std::chrono::milliseconds kFresh{100}, kGrace{5000}, kEver{holder::kNoAgeMs - 1};
 
 class Library {
  public:
@@ -43,8 +45,8 @@ class Library {
   };
   Library();
   nvmlReturn_t learn();  // the lease's GPUs
-  nvmlReturn_t refresh(unsigned index);
-  nvmlReturn_t judge(const Heard& heard) const;
+  nvmlReturn_t refresh(unsigned index, std::chrono::milliseconds oldest);
+  nvmlReturn_t judge(const Heard& heard, std::chrono::milliseconds oldest) const;
 
   std::mutex mutex_;
   Link link_{std::chrono::milliseconds(holder::kFiguresBoundMs)};

@@ -18,6 +18,10 @@ constexpr size_t kMostBytes = size_t{32} * 1024;  // schema::kMostFigureBytes
 constexpr capnp::ReaderOptions kReports{.traversalLimitInWords = kMostDevices * kMostBytes / 8 + 1024,
                                         .nestingLimit = 4};
 
+// Who may have older figures asks the server all the same: it may be gone, and it hears that somebody wants
+// figures.
+constexpr kj::Duration kYoung = 100 * kj::MILLISECONDS;
+
 [[noreturn]] void fail(const std::string& text) {
   kj::throwFatalException(toException({holder::Status::serverLost, text}));
 }
@@ -25,7 +29,7 @@ constexpr capnp::ReaderOptions kReports{.traversalLimitInWords = kMostDevices * 
 }  // namespace
 
 kj::Promise<void> FiguresSource::refresh(const pool::Lease& lease, kj::Duration age) {
-  if (!latest_.devices.empty() && ageOfLatest() <= age) return kj::READY_NOW;
+  if (!latest_.devices.empty() && ageOfLatest() <= std::min(age, kYoung)) return kj::READY_NOW;
   if (!settled_)
     KJ_IF_MAYBE (already, asking_) return already->addBranch();
   if (where_ && *where_ != lease.server.life()) stream_ = nullptr;  // it has moved
@@ -79,9 +83,7 @@ kj::Promise<void> FiguresSource::ask(uint32_t maxAgeMs) {
             fail("the server's figures are malformed");
           heard.devices.push_back(schema::bytes(device));
         }
-        // Of figures that NVML has not told yet there is no age.
-        constexpr uint32_t kLongest = 24 * 3600 * 1000;
-        heard.taken = io_.getTimer().now() - std::min(report.getAgeMs(), kLongest) * kj::MILLISECONDS;
+        heard.taken = io_.getTimer().now() - std::min(report.getAgeMs(), holder::kNoAgeMs) * kj::MILLISECONDS;
         latest_ = std::move(heard);
       });
 }

@@ -23,8 +23,9 @@ class FiguresSource {
   };
   FiguresSource(kj::AsyncIoProvider& io, Settings settings) : io_(io), settings_(std::move(settings)) {}
 
-  // Resolves when the latest figures are no older than `age`, or has just been heard; within askBound. Fails,
-  // saying why, if the server does not answer. `lease` is copied.
+  // Resolves when the latest figures are young and no older than `age`, or what the server says of that age
+  // has just been heard; within askBound. Fails, saying why, if the server does not answer. `lease` is
+  // copied.
   kj::Promise<void> refresh(const pool::Lease& lease, kj::Duration age);
   // The answer to a program (schema/holder.h): `text` says why, where the status is not ok. With a device's
   // latest figures, where there are some.

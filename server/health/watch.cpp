@@ -69,9 +69,10 @@ void Watch::Shared::sampleAll() {
 
 // figures' facts are written once, by this thread, which alone reads them without the lock.
 void Watch::Shared::takeFigures() {
-  if (!keen() || Clock::now() < figuresTaken + settings.figurePause) return;
+  const bool first = figures.devices.empty();
+  if (!first && (!keen() || Clock::now() < figuresTaken + settings.figurePause)) return;
   Figures taken = figures;
-  if (taken.devices.empty()) {
+  if (first) {
     for (size_t device = 0; device < gpus->count(); ++device) {
       gpus->facts(device, taken.devices.emplace_back(schema::emptyFigures()));
       auto& pairs = taken.between.emplace_back();

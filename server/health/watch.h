@@ -20,7 +20,8 @@ struct Report {
   std::string note;                   // why there are no samples; for people
 };
 
-// What programs ask of the GPUs (schema/nvml_figures.h): taken only while somebody wants it.
+// What programs ask of the GPUs (schema/nvml_figures.h): taken once at the beginning, for what never changes
+// in it, and then only while somebody wants it.
 struct Figures {
   std::vector<schema::NvmlFigures> devices;              // empty: NVML has not answered yet, or there is none
   std::vector<std::vector<schema::FigurePair>> between;  // of each GPU, to each
@@ -48,7 +49,7 @@ class Watch {
 
   // Any thread. The samples' ages are those of now.
   Report latest() const;
-  // Any thread. From now on, and for Settings::wanted, figures are taken. A first one is there after some 100
+  // Any thread. From now on, and for Settings::wanted, figures are taken. New ones are there after some 100
   // ms.
   void want();
   bool takesFigures() const { return thread_ != nullptr; }

@@ -111,6 +111,14 @@ check "the load as it is: $(tail -1 "$folder/loop")" until_true grep -q '^99 %' 
 kill "$looping"
 wait "$looping"
 
+case_of "a server's NVML that does not answer any more"
+# Frameworks call nvmlInit before all else. What never changes of a GPU was told long ago; nobody waits for something new.
+says stuck
+run gpupool run --server other -- "$bin/gpupool" smi -L
+check "-L: $status $out $err" test "$status" -eq 0
+check "the GPU: $out" grep -q '^GPU 0: ' <<<"$out"
+says load 99 memory 1024
+
 case_of "a lease that is suspended, and one that moves to another server"
 "$bin/gpupool" run --server node --memory 1GiB -- "$bin/gpupool" smi --query-gpu=uuid,utilization.gpu --format=csv,noheader -lms 20 >"$folder/loop" 2>&1 &
 looping=$!

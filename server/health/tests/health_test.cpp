@@ -84,13 +84,10 @@ TEST_CASE("a sample has what NVML says, and defaults for what it does not") {
   CHECK(lost);
 }
 
-TEST_CASE("figures have NVML's own answers, and are taken only while somebody wants them") {
+TEST_CASE("figures have NVML's own answers, and are taken once, and then only while somebody wants them") {
   Library library;
   library.says("load 37 memory 1024 temperature 41 sm 1980 links 3");
   auto watch = watchGpus(library.path(), "", kTwo, {.period = 20ms, .wanted = 60s, .figurePause = 1ms});
-  REQUIRE(until([&] { return watch->latest().samples.size() == 2; }));
-  CHECK(watch->figures().devices.empty());
-  watch->want();
   REQUIRE(until([&] { return watch->figures().devices.size() == 2; }));
   const Figures first = watch->figures();
   const schema::NvmlFigures& one = first.devices[0];
@@ -107,6 +104,9 @@ TEST_CASE("figures have NVML's own answers, and are taken only while somebody wa
   CHECK((first.between.size() == 2 && first.between[0].size() == 2));
   CHECK(first.between[0][1].ancestor.status == NVML_ERROR_NOT_SUPPORTED);
   library.says("load 38 memory 1024 lost 1");
+  REQUIRE(until([&] { return watch->latest().samples[1].gpuPercent == 38; }));  // its thread has gone on
+  CHECK(watch->figures().devices[1].utilization.value.gpu == 37);
+  watch->want();
   REQUIRE(until([&] { return watch->figures().devices[0].utilization.status == NVML_ERROR_GPU_IS_LOST; }));
   CHECK(watch->figures().devices[1].utilization.value.gpu == 38);
 }
