@@ -28,9 +28,9 @@ struct StreamRef {
 // Events (calls/event.cpp). A new one, which the worker does not know yet; null: too many are alive.
 CUevent makeEvent(const Context& context, unsigned flags);
 CUresult endEvent(CUevent event);
-// Null: there is none, or it has ended with its context. The worker knows nothing of it then, and what is
-// posted of it would fail the session.
-Event* livingEvent(CUevent event);
+// CUDA_ERROR_INVALID_HANDLE: there is none. CUDA_ERROR_CONTEXT_IS_DESTROYED: it has ended with its context. The
+// worker knows nothing of it then, and what is posted of it would fail the session.
+CUresult findEvent(CUevent event, Event*& out);
 // cuEventRecordWithFlags and cuStreamWaitEvent in a stream that is known.
 CUresult recordIn(const StreamRef& ref, CUevent event, unsigned flags);
 CUresult waitIn(const StreamRef& ref, CUevent event, unsigned flags);

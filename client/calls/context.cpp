@@ -27,12 +27,16 @@ CUresult activatePrimary(CUdevice device, unsigned flags, CUcontext context) {
   Session& session = Session::get();
   if (CUresult status = mayHaveContext(); status != CUDA_SUCCESS) return status;
   if (flags != 0) session.await<"cuDevicePrimaryCtxSetFlags_v2">(CUcontext{nullptr}, device, flags);
-  return session.await<"cuDevicePrimaryCtxRetain">(CUcontext{nullptr}, &context, device);
+  const CUresult status = session.await<"cuDevicePrimaryCtxRetain">(CUcontext{nullptr}, &context, device);
+  if (status == CUDA_SUCCESS) openSharedTo(device);
+  return status;
 }
 
 CUresult createRemote(CUdevice device, unsigned flags, CUcontext context) {
   if (CUresult status = mayHaveContext(); status != CUDA_SUCCESS) return status;
-  return Session::get().await<"cuCtxCreate_v2">(CUcontext{nullptr}, &context, flags, device);
+  const CUresult status = Session::get().await<"cuCtxCreate_v2">(CUcontext{nullptr}, &context, flags, device);
+  if (status == CUDA_SUCCESS) openSharedTo(device);
+  return status;
 }
 
 CUresult setRemoteFlags(CUcontext context, unsigned flags) {

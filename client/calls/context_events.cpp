@@ -89,9 +89,11 @@ CUresult makeHidden(const Scope& scope, StreamRef& out) {
 bool isOpen(const StreamRef& ref) { return !isDone(ref, ref.stream->posted.load()); }
 
 CUresult record(const Scope& scope, CUevent event) {
-  const Event* known = livingEvent(event);
-  if (known == nullptr || known->context != scope.context->handle) return CUDA_ERROR_INVALID_HANDLE;
-  CUresult status = noneCaptures(scope);
+  Event* known = nullptr;
+  CUresult status = findEvent(event, known);
+  if (status != CUDA_SUCCESS) return status;
+  if (known->context != scope.context->handle) return CUDA_ERROR_INVALID_HANDLE;
+  status = noneCaptures(scope);
   StreamRef meeting;
   if (status == CUDA_SUCCESS) status = makeHidden(scope, meeting);
   if (status != CUDA_SUCCESS) return status;
@@ -120,10 +122,11 @@ CUresult findGate(const Scope& scope, StreamRef& out) {
 }
 
 CUresult wait(const Scope& scope, CUevent event) {
-  Event* known = livingEvent(event);
-  if (known == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  Event* known = nullptr;
+  CUresult status = findEvent(event, known);
+  if (status != CUDA_SUCCESS) return status;
   const CUresult captured = captureEventConflict(*known);
-  CUresult status = noneCaptures(scope);
+  status = noneCaptures(scope);
   if (captured == CUDA_ERROR_CAPTURED_EVENT) status = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   if (status == CUDA_SUCCESS) status = captured;
   StreamRef gate;

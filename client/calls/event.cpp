@@ -132,9 +132,10 @@ CUresult wait(CUevent handle, Event& event) {
 }
 
 CUresult elapsed(float* milliseconds, CUevent start, CUevent end) {
-  Event *a = livingEvent(start), *b = livingEvent(end);
+  Event *a = nullptr, *b = nullptr;
   if (milliseconds == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (a == nullptr || b == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (CUresult status = findEvent(start, a); status != CUDA_SUCCESS) return status;
+  if (CUresult status = findEvent(end, b); status != CUDA_SUCCESS) return status;
   return Session::get().await<"cuEventElapsedTime_v2">(a->context, milliseconds, start, end);
 }
 
@@ -144,9 +145,10 @@ bool lives(const Event& event) {
 
 }  // namespace
 
-Event* livingEvent(CUevent handle) {
-  Event* event = events.find(toId(handle));
-  return event != nullptr && lives(*event) ? event : nullptr;
+CUresult findEvent(CUevent handle, Event*& out) {
+  out = events.find(toId(handle));
+  if (out == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  return lives(*out) ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
 CUevent makeEvent(const Context& context, unsigned flags) {
@@ -170,7 +172,7 @@ CUresult endEvent(CUevent handle) {
   const bool known = lives(*event);  // to the worker: programs destroy events after their device's reset, too
   const WordMark last = event->last.load();
   if (!events.destroy(toId(handle))) return CUDA_ERROR_INVALID_HANDLE;
-  CUresult status = CUDA_SUCCESS;
+  CUresult status = CUDA_ERROR_CONTEXT_IS_DESTROYED;
   if (known) status = Session::get().post<"cuEventDestroy_v2">(context, handle);
   retireWord(last.word, last.value);
   return status;
@@ -189,8 +191,8 @@ void eventShared(Event& event) {
 }
 
 CUresult recordIn(const StreamRef& ref, CUevent handle, unsigned flags) {
-  Event* event = livingEvent(handle);
-  if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  Event* event = nullptr;
+  if (CUresult found = findEvent(handle, event); found != CUDA_SUCCESS) return found;
   if (ref.context != event->context) return CUDA_ERROR_INVALID_HANDLE;
   const bool external = (flags & CU_EVENT_RECORD_EXTERNAL) != 0;
   if (ref.stream->capturing && external && event->shared) return CUDA_ERROR_NOT_SUPPORTED;
@@ -240,8 +242,8 @@ CUresult recordIn(const StreamRef& ref, CUevent handle, unsigned flags) {
 }
 
 CUresult waitIn(const StreamRef& ref, CUevent handle, unsigned flags) {
-  Event* event = livingEvent(handle);
-  if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  Event* event = nullptr;
+  if (CUresult found = findEvent(handle, event); found != CUDA_SUCCESS) return found;
   if (event->shared && ref.stream->capturing && (flags & CU_EVENT_WAIT_EXTERNAL) != 0)
     return CUDA_ERROR_NOT_SUPPORTED;
   if (event->shared && !event->captured && !ref.stream->capturing)
@@ -284,12 +286,14 @@ CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned flags) 
                                                             : record(event, stream, flags);
 }
 CUresult cuEventQuery(CUevent handle) {
-  Event* event = livingEvent(handle);
-  return event == nullptr ? CUDA_ERROR_INVALID_HANDLE : query(handle, *event);
+  Event* event = nullptr;
+  const CUresult found = findEvent(handle, event);
+  return found == CUDA_SUCCESS ? query(handle, *event) : found;
 }
 CUresult cuEventSynchronize(CUevent handle) {
-  Event* event = livingEvent(handle);
-  return event == nullptr ? CUDA_ERROR_INVALID_HANDLE : wait(handle, *event);
+  Event* event = nullptr;
+  const CUresult found = findEvent(handle, event);
+  return found == CUDA_SUCCESS ? wait(handle, *event) : found;
 }
 CUresult cuEventDestroy(CUevent event) { return endEvent(event); }
 CUresult cuEventDestroy_v2(CUevent event) { return endEvent(event); }

@@ -19,6 +19,7 @@ using schema::ShareToken;
 
 struct OpenedMemory {
   ShareToken token;
+  CUmemoryPool pool = nullptr;  // an imported one
   CUcontext context = nullptr;
   CUdevice device = 0;
   uint64_t mapped = 0;  // the piece
@@ -35,6 +36,20 @@ struct OpenedMemories {
 OpenedMemories& openedMemories() {
   static auto* all = new OpenedMemories;
   return *all;
+}
+
+// What cuMemAlloc makes, every device may copy, whichever context is current (driver manual, Unified
+// Addressing), and so it may what was opened, if it can reach its device. An imported pool's access is
+// cuMemPoolSetAccess's.
+void openTo(uint64_t address, const OpenedMemory& opened, CUdevice device) {
+  int can = 0;
+  if (opened.pool != nullptr || custom::cuDeviceCanAccessPeer(&can, device, opened.device) != CUDA_SUCCESS ||
+      can == 0)
+    return;
+  const unsigned both = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  if (Session::get().await<"sessionExtentAccess">(opened.context, CUdeviceptr{opened.mapped}, device,
+                                                  unsigned{both}) == CUDA_SUCCESS)
+    allocations().setAccess(address, device, true, true);
 }
 
 // For its own device and the one that opens it: the same where its own is not seen.
@@ -117,7 +132,11 @@ CUresult openShared(const ShareToken& token, CUmemoryPool pool, CUdeviceptr* out
   entry.readers = entry.writers = 1u << opened.device | 1u << context->device;
   if (pool == nullptr) entry.openedOn = context->device;
   allocations().add(entry);
-  all.byAddress[address] = {token, context->handle, opened.device, mapped, opened.bytes};
+  const OpenedMemory& known = all.byAddress[address] = {token,         pool,   context->handle,
+                                                        opened.device, mapped, opened.bytes};
+  contexts().forEachAlive([&](const Context& other) {
+    if (((entry.readers >> other.device) & 1) == 0) openTo(address, known, other.device);
+  });
   *out = address;
   return CUDA_SUCCESS;
 }
@@ -145,6 +164,15 @@ CUresult closeShared(CUdeviceptr address, const StreamRef* stream) {
   if (found == all.byAddress.end()) return CUDA_ERROR_INVALID_VALUE;
   if (--found->second.references != 0) return CUDA_SUCCESS;  // opened again meanwhile
   return unmap(all, found);
+}
+
+void openSharedTo(CUdevice device) {
+  OpenedMemories& all = openedMemories();
+  std::lock_guard lock(all.mutex);
+  for (const auto& [address, opened] : all.byAddress) {
+    const Context* opener = contexts().find(opened.context);
+    if (device != opened.device && device != opener->device) openTo(address, opened, device);
+  }
 }
 
 void endShared(CUcontext context) {
@@ -193,11 +221,13 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr pointer) {
 }
 
 CUresult cuIpcGetEventHandle(CUipcEventHandle* out, CUevent handle) {
-  Event* event = livingEvent(handle);
+  Event* event = nullptr;
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (event == nullptr || (event->flags & CU_EVENT_INTERPROCESS) == 0) return CUDA_ERROR_INVALID_HANDLE;
+  CUresult status = findEvent(handle, event);
+  if (status != CUDA_SUCCESS) return status;
+  if ((event->flags & CU_EVENT_INTERPROCESS) == 0) return CUDA_ERROR_INVALID_HANDLE;
   ShareToken token;
-  const CUresult status = Session::get().await<"sessionEventOffer">(event->context, handle, &token);
+  status = Session::get().await<"sessionEventOffer">(event->context, handle, &token);
   if (status != CUDA_SUCCESS) return status;
   eventShared(*event);
   writeHandle(ShareKind::event, {token, {}}, out->reserved);

@@ -245,6 +245,22 @@ static int* openMemory(int count, cudaIpcMemHandle_t& handle) {
   return values;
 }
 
+// Natively a device copies what was opened for another one, too, whether it had a context by then or not.
+static void copyOnOther(const int* values, int count, int device) {
+  int devices = 0;
+  CUDA(cudaGetDeviceCount(&devices));
+  if (devices < 2) return;
+  CUDA(cudaSetDevice(device == 0 ? 1 : 0));
+  int* copy = nullptr;
+  CUDA(cudaMalloc(&copy, count * sizeof(int)));
+  CUDA(cudaMemcpyAsync(copy, values, count * sizeof(int), cudaMemcpyDefault));
+  CUDA(cudaDeviceSynchronize());
+  REQUIRE(contents(copy, count) == counted(count, 5));
+  REQUIRE(contents(values, count) == counted(count, 5));
+  CUDA(cudaFree(copy));
+  CUDA(cudaSetDevice(device));
+}
+
 static void useEvents(int* values) {
   cudaEvent_t events[2];
   for (cudaEvent_t& event : events) {
@@ -397,7 +413,9 @@ static void guest(int device, int owner, pid_t other, const char* pauseFile) {
   CUDA(cudaSetDevice(device));
   cudaIpcMemHandle_t handles[2];
   int* small = openMemory(kSmall, handles[0]);
+  copyOnOther(small, kSmall, device);
   int* large = openMemory(kLarge, handles[1]);
+  copyOnOther(large, kLarge, device);
   check::say("memory: both are opened, and written to");
   if (pauseFile != nullptr) pauseWith(pauseFile, handles[0]);
   tell('a');
