@@ -8,11 +8,6 @@
 namespace gpupool::pool {
 namespace {
 
-// What somebody has proven counts for more than what he says.
-std::string onWhoseWord(const Principal& who, const std::string& said) {
-  return !who.token.empty() || said.empty() ? who.text() : printable(said, 100);
-}
-
 class Administration final : public schema::Administration::Server {
  public:
   explicit Administration(Caller caller) : caller_(std::move(caller)) {}
@@ -27,7 +22,7 @@ class Administration final : public schema::Administration::Server {
                                        "one, on its machine over its Unix "
                                        "socket, or by `gpupool-manager init`"));
     const auto params = context.getParams();
-    const std::string by = onWhoseWord(who, text(params.getBy()));
+    const std::string by = who.saying(text(params.getBy()));
     const bool first = !service.tokens().demanded();
     if (first) guarded([&] { service.guardTokens(); });
     Stored stored;
@@ -66,8 +61,7 @@ class Administration final : public schema::Administration::Server {
     const std::string id = text(context.getParams().getId());
     Stored stored;
     guarded([&] {
-      caller_.service().tokens().revoke(id, onWhoseWord(who, text(context.getParams().getBy())),
-                                        stored.done());
+      caller_.service().tokens().revoke(id, who.saying(text(context.getParams().getBy())), stored.done());
     });
     caller_.service().endConnections(id);
     GPUPOOL_INFO("token %s is revoked", id.c_str());
@@ -82,8 +76,7 @@ class Administration final : public schema::Administration::Server {
     const auto params = context.getParams();
     Stored stored;
     guarded([&] {
-      caller_.service().pool().setQuota(who, read(params.getQuota()), onWhoseWord(who, text(params.getBy())),
-                                        stored.done());
+      caller_.service().pool().setQuota(who, read(params.getQuota()), text(params.getBy()), stored.done());
     });
     return kj::mv(stored.promise);
   }

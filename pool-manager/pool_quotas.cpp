@@ -139,7 +139,7 @@ void Pool::setQuota(const Principal& who, const Quota& quota, const std::string&
   AuditEntry entry;
   entry.event = AuditEvent::quotaSet;
   entry.tenant = quota.tenant;
-  entry.by = by.empty() ? who.text() : printable(by, 100);
+  entry.by = who.saying(by);
   entry.reason = describe(quota);
   write({Quotas::writeOf(quota)}, {entry}, [this, quota, done = std::move(done)](const std::string& why) {
     if (why.empty()) quotas_.set(quota);

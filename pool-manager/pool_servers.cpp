@@ -14,7 +14,6 @@ namespace gpupool::pool {
 namespace {
 
 constexpr size_t kMostProblem = 200;  // bytes of a device's problem
-constexpr size_t kMostBy = 100;       // of who cordoned
 constexpr size_t kUuidBytes = 16;
 constexpr size_t kMostNote = 200;                                  // of what a server says of a lease's turn
 constexpr size_t kMostHindrances = 8, kMostHindrance = 200;        // of a lease on a server; bytes of one
@@ -485,25 +484,23 @@ void Pool::cordon(const Principal& who, const std::string& server, Cordon cordon
     throw std::invalid_argument("there is no server " + server);
   if (cordon.reason.size() > kMostReason) throw std::invalid_argument(kLongReason);
   cordon.reason = printable(cordon.reason, kMostReason);
-  cordon.by = printable(cordon.by, kMostBy);
+  cordon.by = who.saying(cordon.by);
   ++cordoning_[server];
   inventory_.touch(server);
-  write(
-      {{kCordonPrefix + server, encodeCordon(cordon)}},
-      {cordonEntry(AuditEvent::cordoned, server, cordon.by.empty() ? who.text() : cordon.by, cordon.reason)},
-      [this, server, cordon, done = std::move(done)](const std::string& why) {
-        if (const auto at = cordoning_.find(server); --at->second == 0) cordoning_.erase(at);
-        inventory_.touch(server);
-        if (why.empty()) {
-          cordons_[server] = cordon;
-          GPUPOOL_WARNING("server %s is cordoned (%s): %s", server.c_str(),
-                          cordon.by.empty() ? "it is not said by whom" : cordon.by.c_str(),
-                          cordon.reason.empty() ? "no reason" : cordon.reason.c_str());
-        } else {
-          serveWaiters(latestMs_);
-        }
-        done(why);
-      });
+  write({{kCordonPrefix + server, encodeCordon(cordon)}},
+        {cordonEntry(AuditEvent::cordoned, server, cordon.by, cordon.reason)},
+        [this, server, cordon, done = std::move(done)](const std::string& why) {
+          if (const auto at = cordoning_.find(server); --at->second == 0) cordoning_.erase(at);
+          inventory_.touch(server);
+          if (why.empty()) {
+            cordons_[server] = cordon;
+            GPUPOOL_WARNING("server %s is cordoned (%s): %s", server.c_str(), cordon.by.c_str(),
+                            cordon.reason.empty() ? "no reason" : cordon.reason.c_str());
+          } else {
+            serveWaiters(latestMs_);
+          }
+          done(why);
+        });
 }
 
 // What the store has of it is erased also where this manager knows of none: a write that failed may be there.
@@ -514,9 +511,7 @@ void Pool::uncordon(const Principal& who, const std::string& server, Journal::Do
   if (!servers_.contains(server) && !isCordoned(server))
     throw std::invalid_argument("there is no server " + server);
   std::vector<AuditEntry> entries;  // of one in service there is nothing to tell
-  if (isCordoned(server))
-    entries.push_back(
-        cordonEntry(AuditEvent::uncordoned, server, by.empty() ? who.text() : printable(by, kMostBy), ""));
+  if (isCordoned(server)) entries.push_back(cordonEntry(AuditEvent::uncordoned, server, who.saying(by), ""));
   write({{kCordonPrefix + server, {}}}, std::move(entries),
         [this, server, done = std::move(done)](const std::string& why) {
           inventory_.touch(server);

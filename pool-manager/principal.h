@@ -19,6 +19,8 @@ struct Principal {
   bool mayLease() const;
   // For the audit log.
   std::string text() const;
+  // The same, and what it says of itself, which nobody has proven: "the operator (says: eve@head)".
+  std::string saying(const std::string& said) const;
   // Is told whose a lease of that tenant is, and may do with it what its role may with leases.
   bool owns(const std::string& other) const {
     return role == Role::admin || role == Role::scheduler || other == tenant;

@@ -1,7 +1,11 @@
 #include "pool-manager/roles.h"
 
+#include "pool-manager/model.h"
+
 namespace gpupool::pool {
 namespace {
+
+constexpr size_t kMostSaid = 100;  // bytes
 
 constexpr unsigned bit(Role role) { return 1U << static_cast<unsigned>(role); }
 constexpr unsigned kOperator = bit(Role::admin), kLeases = kOperator | bit(Role::user) | bit(Role::scheduler),
@@ -75,6 +79,10 @@ std::string Principal::text() const {
       break;
   }
   return tenant.empty() ? "" : "tenant " + tenant;  // the pool itself, where there are no tenants
+}
+
+std::string Principal::saying(const std::string& said) const {
+  return said.empty() ? text() : text() + " (says: " + printable(said, kMostSaid) + ")";
 }
 
 }  // namespace gpupool::pool

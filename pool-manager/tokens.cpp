@@ -15,6 +15,7 @@ namespace {
 
 constexpr uint64_t kSaveS = 60;  // when a token was used last is stored so often
 constexpr uint64_t kLookS = 1;
+constexpr size_t kMostBy = 200;  // bytes of on whose word it was made
 
 Digest digest(capnp::Data::Reader from) {
   Digest to{};
@@ -71,7 +72,7 @@ MadeToken makeToken(const TokenWish& wish, uint64_t nowS) {
   token.token.role = wish.role;
   token.token.createdS = nowS;
   token.token.expiresS = wish.expiresInS == 0 ? 0 : nowS + wish.expiresInS;
-  token.token.createdBy = printable(wish.by, 100);
+  token.token.createdBy = printable(wish.by, kMostBy);
   token.token.verifier = schema::verifierOf(made.text);
   return token;
 }

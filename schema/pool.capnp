@@ -225,8 +225,8 @@ interface Manager {
   prove @10 (proof :Data) -> (proof :Data);
 
   # Operators. While a server is cordoned, nothing new is placed on it; what it has goes on. Returns when the store has it.
-  # From then on Manager.leases names every lease that the server will have before that ends. Idempotent. by: whose word
-  # it is, "user@host"; for people, like the reason.
+  # From then on Manager.leases names every lease that the server will have before that ends. Idempotent. by: what the
+  # asker says of itself, "user@host", behind what the manager knows of it; for people, like the reason.
   cordon @11 (server :Text, cordoned :Bool, reason :Text, by :Text) -> ();
 
   # Operators. Cordons the server (it stays so: Manager.cordon), and has its leases moved to other servers, one after the

@@ -41,9 +41,10 @@ kj::Promise<Answer> orLater(const Context& context, const Id& id, kj::Promise<An
   }));
 }
 
-std::string onWhoseWord(const Request& request) {
+// Only what is said: who it was the manager knows by itself, and tells first.
+std::string said(const Request& request) {
   const std::string by = text(request, "by");
-  return by.empty() ? "REST, from " + request.peer : by;
+  return (by.empty() ? "" : by + ", ") + "REST, from " + request.peer;
 }
 
 kj::Promise<Answer> cordon(const Context& context, const Request& request, bool cordoned) {
@@ -53,7 +54,7 @@ kj::Promise<Answer> cordon(const Context& context, const Request& request, bool 
   order.setServer(server);
   order.setCordoned(cordoned);
   order.setReason(text(request, "reason"));
-  order.setBy(onWhoseWord(request));
+  order.setBy(said(request));
   return order.send().then(
       [server, cordoned](auto&&) -> Answer { return {200, {{"name", server}, {"cordoned", cordoned}}}; });
 }
@@ -203,7 +204,7 @@ kj::Promise<Answer> drainServer(const Context& context, const Request& request) 
   auto order = context.service.managerFor(request.who).drainRequest();
   order.setServer(server);
   order.setReason(text(request, "reason"));
-  order.setBy(onWhoseWord(request));
+  order.setBy(said(request));
   order.setStay(flag(request, "stay"));
   return order.send().then([server](auto&& response) -> Answer {
     const DrainState state = read(response.getState());

@@ -116,9 +116,12 @@ TEST_CASE_METHOD(Audited<Fixture>, "servers that are cordoned, and moves, are to
   CHECK(story() == "cordoned uncordoned");
   const auto all = entries(kBob);  // as `gpupool servers` shows everybody
   CHECK(all[0].server == "a");
-  CHECK(all[0].by == "eve@head");
+  CHECK(all[0].by == "the operator (says: eve@head)");
   CHECK(all[0].reason == "a new fan");
-  CHECK(all[1].by == "bob@head");
+  CHECK(all[1].by == "the operator (says: bob@head)");
+  const Principal token{Principal::Role::admin, "ops", "1f0c77ab"};
+  pool->cordon(token, "a", {"", "the manager", 0}, done);
+  CHECK(entries().back().by == "the operator (token 1f0c77ab) (says: the manager)");
 }
 
 TEST_CASE_METHOD(Audited<DiskFixture>, "what the store does not accept has not happened") {

@@ -382,7 +382,7 @@ TEST_CASE_METHOD(DiskFixture, "a cordoned server keeps its leases and gets no ne
     joinAndBeat(server("a", 1, 2), {{1, 1}});
   }
   CHECK(pool->cordons().at("a").reason == "on?Friday");
-  CHECK(pool->cordons().at("a").by == "eve?@head");
+  CHECK(pool->cordons().at("a").by == "the operator (says: eve?@head)");
   CHECK(pool->cordons().at("a").sinceS == 7);
   pool->request(kAdmin, request(2), now);
   CHECK(contains(failure(2), "cordoned by an operator: on?Friday"));

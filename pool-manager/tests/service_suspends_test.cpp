@@ -442,7 +442,7 @@ TEST_CASE_METHOD(Suspends, "a cordon is told with who, why and since when, also 
   const auto cordoned = [](schema::ServerState::Reader one) {
     CHECK(one.getCordoned());
     CHECK(text(one.getCordonReason()) == "a fan");
-    CHECK(text(one.getCordonedBy()) == "eve@head");
+    CHECK(text(one.getCordonedBy()) == "the operator (says: eve@head)");
     CHECK(one.getCordonedS() >= 1);
     CHECK(one.getCordonedS() < 60);
     CHECK(text(one.getInfo().getName()) == "node");
