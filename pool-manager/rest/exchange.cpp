@@ -8,6 +8,37 @@ namespace {
 
 constexpr std::string_view kMark = "rest problem ";
 
+struct Hint {
+  std::string_view code;
+  const char* text;
+};
+
+// For those that know no better one.
+constexpr Hint kHints[] = {
+    {"bad_address", "write the address as GET /v1/openapi.json does, and what is no letter or digit as %XX"},
+    {"bad_parameter", "GET /v1/openapi.json says what each parameter may be"},
+    {"unknown_parameter", "GET /v1/openapi.json lists each route's parameters"},
+    {"bad_json", "send one JSON object that names no member twice, or no body at all"},
+    {"bad_field", "GET /v1/openapi.json says what each member of the body may be"},
+    {"unknown_field", "GET /v1/openapi.json lists the members of each route's body"},
+    {"bad_framing", "send the whole body, with its length in bytes as one Content-Length"},
+    {"bad_request", "send HTTP/1.1: a request line, headers of the form 'Name: value', and an empty line"},
+    {"headers_too_large", "send fewer and shorter headers: a token and a Content-Length are enough"},
+    {"method_unknown", "use GET, HEAD or POST"},
+    {"request_timeout", "send the whole request at once, on a new connection"},
+    {"lease_ended", "GET /v1/audit?lease=ID says what has become of it; ask for a new one"},
+};
+
+const char kDocument[] = "GET /v1/openapi.json describes every request";
+
+std::string hintOf(const Problem& problem) {
+  if (problem.status == 405) return "use " + problem.hint;
+  if (!problem.hint.empty()) return problem.hint;
+  for (const Hint& one : kHints)
+    if (one.code == problem.code) return one.text;
+  return kDocument;
+}
+
 const char kAsk[] = "`gpupool leases` and GET /v1/leases show what the pool holds";
 
 // What the pool says of its store, but for why: that may name its file. "": it is about something else.
@@ -69,7 +100,8 @@ Problem toProblem(const kj::Exception& error) {
 
 Answer toAnswer(const Problem& problem) {
   Answer answer{problem.status};
-  answer.json = {{"error", {{"code", problem.code}, {"message", problem.message}, {"hint", problem.hint}}}};
+  answer.json = {
+      {"error", {{"code", problem.code}, {"message", problem.message}, {"hint", hintOf(problem)}}}};
   if (problem.status == 401) answer.headers.emplace_back("WWW-Authenticate", "Bearer realm=\"gpupool\"");
   if (problem.status == 405) answer.headers.emplace_back("Allow", problem.hint);
   if (problem.status == 429) answer.headers.emplace_back("Retry-After", "60");

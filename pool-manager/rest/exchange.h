@@ -43,7 +43,7 @@ struct Answer {
 };
 
 // An error's status, its code (stable: programs may compare it), one line on what is wrong, and one on what
-// to do, which may be empty.
+// to do; empty: what toAnswer says for its code. Of 405: the methods that there are.
 struct Problem {
   unsigned status;
   std::string code, message, hint = {};

@@ -222,7 +222,7 @@ const char kSchemas[] = R"json({
   "Error": {"type": "object", "required": ["error"], "properties": {
     "error": {"type": "object", "required": ["code", "message", "hint"], "additionalProperties": false,
       "properties": {"code": {"type": "string", "pattern": "^[a-z_]+$"}, "message": {"type": "string"},
-                     "hint": {"type": "string"}}}}}
+                     "hint": {"type": "string", "minLength": 1}}}}}
 })json";
 
 Json reference(const char* schema) { return {{"$ref", std::string("#/components/schemas/") + schema}}; }

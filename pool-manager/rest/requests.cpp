@@ -37,7 +37,7 @@ Id nameLease(const Context& context, const Request& request, LeaseRequest& wish)
   try {
     context.service.pool().nameClaim(request.who, wish);
   } catch (const std::invalid_argument& error) {
-    refuse({409, "refused", error.what()});
+    refuse({409, "refused", error.what(), "GET /v1/leases and GET /v1/devices show what the pool holds"});
   }
   return wish.id;
 }

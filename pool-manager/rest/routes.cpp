@@ -384,15 +384,14 @@ void check(const Route& route, Request& request) {
   for (const auto& [name, value] : request.query) {
     const Field* field = inQuery ? find(route, name) : nullptr;
     if (field == nullptr)
-      refuse({400, "unknown_parameter", "there is no parameter '" + printable(name, 64) + "'",
-              "GET /v1/openapi.json"});
+      refuse({400, "unknown_parameter", "there is no parameter '" + printable(name, 64) + "'"});
     checkQuery(*field, value, request);
   }
   for (const auto& [name, value] : request.body.items()) {
     const Field* field = inQuery ? nullptr : find(route, name);
     if (field == nullptr)
-      refuse({400, "unknown_field", "the body has a member that is not known: '" + printable(name, 64) + "'",
-              "GET /v1/openapi.json"});
+      refuse(
+          {400, "unknown_field", "the body has a member that is not known: '" + printable(name, 64) + "'"});
     checkBody(*field, value, request);
   }
 }
