@@ -31,7 +31,7 @@ class Member:
         self.name, self.words, self.environment, self.reaper = name, words, environment, reaper
         self.folder = os.path.join(folder, name)
         os.makedirs(self.folder, mode=0o700)
-        self.started, self.lives, self.log_at = None, 0, 0
+        self.started, self.lives, self.kills, self.log_at = None, 0, 0, 0
 
     def start(self):
         self.started = self.reaper.start(self.words, self.environment, self.folder)
@@ -55,6 +55,7 @@ class Member:
             processes.send(self.pid, number)
 
     def kill(self):
+        self.kills += self.lives_still()
         self.send(signal.SIGKILL)
         while self.lives_still():
             time.sleep(0.002)

@@ -18,6 +18,7 @@ ON_TWO = ("two_devices", ["--devices", "2"])
 CLIENTS = 5
 SHARE = 768 << 20  # of a device, where a program does not lease it whole
 STEP = 0.02
+BACK_WITHIN = 2.0  # seconds, of pace.py, of a manager that is started again
 PATIENCE = 90.0  # after the last fault, as pace.py counts: a program that has not ended then never will
 
 
@@ -145,9 +146,13 @@ class Run:
         self.wishes, self.notes, self.counts = {}, [], {"right": 0, "error": 0, "unsure": 0}
         self.errors, self.late, self.listing, self.judged = [], 0.0, Listing(pool), 0
         self.restarted_at, self.back = None, 0.0  # of the manager; the longest until it answered again
+        self.kills_before = pool.manager.kills
 
     def __str__(self):
         return f"{self.kind}: " + ", ".join(str(fault) for fault in self.faults)
+
+    def kills(self):
+        return self.pool.manager.kills - self.kills_before
 
     # --- the run ---
 
@@ -194,9 +199,17 @@ class Run:
             client.step(now)
         self.look_at_sessions()
         if found := self.listing.step():
-            if self.restarted_at:
-                self.back, self.restarted_at = max(self.back, pace.seconds(self.restarted_at)), None
+            self.see_back()
             self.look_at_devices(*found)
+
+    def see_back(self):
+        """A manager that was started again answers."""
+        if self.restarted_at is None:
+            return
+        seconds, self.restarted_at = pace.seconds(self.restarted_at), None
+        self.back = max(self.back, seconds)
+        if seconds > BACK_WITHIN * self.options.instrumented.patience:
+            self.note(f"BACK LATE: the manager answered {seconds:.2f} s after it was started again")
 
     def strike(self, now):
         busy = {fault.member for fault in self.faults if fault.struck_at and not fault.over}
@@ -204,6 +217,8 @@ class Run:
             if fault.struck_at is None and now >= fault.at and fault.member not in busy:
                 fault.begin()
                 busy.add(fault.member)
+                if fault.member is self.pool.manager:
+                    self.restarted_at = None  # it is disturbed before it has answered
             elif fault.struck_at and not fault.over and time.monotonic() >= fault.struck_at + fault.lasts:
                 lives = self.pool.manager.lives
                 fault.end()
