@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <iterator>
+#include <thread>
 
+#include "base/signals.h"
 #include "client/memory/allocations.h"
 #include "client/memory/pages.h"
 #include "client/session.h"
@@ -179,6 +181,21 @@ CUresult DeviceMemory::grow(CUcontext context, size_t bytes) {
 }
 
 CUresult DeviceMemory::allocate(CUcontext context, size_t bytes, uint64_t& address) {
+  const CUresult status = tryAllocate(context, bytes, address);
+  if (status != CUDA_ERROR_OUT_OF_MEMORY || bytes > limit_ || !othersHave(context)) return status;
+  constexpr std::chrono::milliseconds kOnItsWay{100};
+  Session::get().nap(kKeepTime + kOnItsWay);
+  return tryAllocate(context, bytes, address);
+}
+
+bool DeviceMemory::othersHave(CUcontext context) const {
+  size_t elsewhere = 0;
+  return Session::get().await<"sessionMemoryElsewhere">(context, CUdevice{device_}, &elsewhere) ==
+             CUDA_SUCCESS &&
+         elsewhere != 0;
+}
+
+CUresult DeviceMemory::tryAllocate(CUcontext context, size_t bytes, uint64_t& address) {
   if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   if (bytes > limit_) return CUDA_ERROR_OUT_OF_MEMORY;
   size_t size = roundUp(bytes, kGranularity);
@@ -242,15 +259,44 @@ void DeviceMemory::release(CUcontext context, uint64_t address) {
   }
   addFree(address, size);
   // Of a small lease less: its other processes cannot have what this one keeps.
-  trimLocked(context, std::min<size_t>(kCacheBytes, limit_ / 16));
+  if (trimLocked(context, std::min<size_t>(kCacheBytes, limit_ / 16)) != 0) trimLater(context);
 }
 
+// A context that is about to end is trimmed so: nothing is done in it afterwards.
 void DeviceMemory::trim(CUcontext context, size_t keep) {
   std::lock_guard lock(mutex_);
   trimLocked(context, keep);
+  if (freedIn_ == context) freedIn_ = nullptr;
 }
 
-void DeviceMemory::trimLocked(CUcontext context, size_t keep) {
+void DeviceMemory::trimLater(CUcontext context) {
+  freed_ = Clock::now();
+  freedIn_ = context;
+  if (waiting_) return;
+  waiting_ = true;
+  SignalsBlocked blocked;
+  std::thread([this] { trimWhenIdle(); }).detach();
+}
+
+// On a thread of its own, which may wait in a call as the program's threads do.
+void DeviceMemory::trimWhenIdle() {
+  std::unique_lock lock(mutex_);
+  while (freedIn_ != nullptr) {
+    if (const auto due = freed_ + kKeepTime; Clock::now() < due) {
+      lock.unlock();
+      std::this_thread::sleep_until(due);
+      lock.lock();
+    } else if (Session::get().capturing()) {  // nothing that the program did not ask for gets into that
+      freed_ = Clock::now();
+    } else {
+      trimLocked(freedIn_, 0);
+      break;
+    }
+  }
+  waiting_ = false;
+}
+
+size_t DeviceMemory::trimLocked(CUcontext context, size_t keep) {
   size_t idle = 0;
   for (auto& [address, extent] : extents_)
     if (extent.used == 0) idle += extent.bytes;
@@ -268,6 +314,7 @@ void DeviceMemory::trimLocked(CUcontext context, size_t keep) {
     it = extents_.erase(it);
   }
   if (extents_.empty()) sharedExtent_ = 0;
+  return idle;
 }
 
 void DeviceMemory::reset(CUcontext context) {

@@ -4,10 +4,12 @@
 // wire.
 //
 // Blocks are multiples of 512 bytes. Small requests share 64 MiB extents, large ones get an extent of their
-// own. Extents that became free are kept up to kCacheBytes (of a small lease less), and given back when
-// memory runs out. Threads: any; one mutex per device, held while a new extent is awaited, so that two
-// threads do not map the same memory twice.
+// own. Extents that became free are kept up to kCacheBytes (of a small lease less) until nothing was freed for
+// kKeepTime, and given back when memory runs out: natively other processes can have at once what one has freed.
+// An allocation for which there is no room waits once for what others may be keeping. Threads: any; one mutex
+// per device, held while a new extent is awaited, so that two threads do not map the same memory twice.
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -23,6 +25,7 @@ class DeviceMemory {
   static constexpr size_t kExtentUnit = size_t{2} << 20;
   static constexpr size_t kSharedExtent = size_t{64} << 20;  // of small blocks, at most
   static constexpr size_t kCacheBytes = size_t{512} << 20;
+  static constexpr std::chrono::milliseconds kKeepTime{250};
 
   // context: the one whose device this is; the worker maps in it.
   CUresult allocate(CUcontext context, size_t bytes, uint64_t& address);
@@ -50,13 +53,23 @@ class DeviceMemory {
     size_t bytes = 0;
     size_t used = 0;
   };
+  using Clock = std::chrono::steady_clock;
+  CUresult tryAllocate(CUcontext context, size_t bytes, uint64_t& address);
+  bool othersHave(CUcontext context) const;
   CUresult grow(CUcontext context, size_t bytes);
   uint64_t takeFree(size_t bytes);
   void addFree(uint64_t address, size_t bytes);
-  void trimLocked(CUcontext context, size_t keep);
+  size_t trimLocked(CUcontext context, size_t keep);  // what remains
+  void trimLater(CUcontext context);
+  void trimWhenIdle();
   std::map<uint64_t, Extent>::iterator extentOf(uint64_t address);
 
   mutable std::mutex mutex_;
+  // When something was freed last, and in which context; null: nothing is kept of it. A thread waits for the
+  // moment while there is something to give back.
+  Clock::time_point freed_;
+  CUcontext freedIn_ = nullptr;
+  bool waiting_ = false;
   // The last one for small blocks; the next has twice as much. What is free in it no large block can have.
   size_t sharedExtent_ = 0;
   CUdevice device_ = 0;  // the application's number, as everywhere but in frames (client/devices.h)
