@@ -132,8 +132,8 @@ CUresult openShared(const ShareToken& token, CUmemoryPool pool, CUdeviceptr* out
   entry.readers = entry.writers = 1u << opened.device | 1u << context->device;
   if (pool == nullptr) entry.openedOn = context->device;
   allocations().add(entry);
-  const OpenedMemory& known = all.byAddress[address] = {token,         pool,   context->handle,
-                                                        opened.device, mapped, opened.bytes};
+  const OpenedMemory& known =
+      all.byAddress[address] = {token, pool, context->handle, opened.device, mapped, opened.bytes};
   contexts().forEachAlive([&](const Context& other) {
     if (((entry.readers >> other.device) & 1) == 0) openTo(address, known, other.device);
   });
