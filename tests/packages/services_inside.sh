@@ -50,8 +50,7 @@ echo "== The manager"
 check "apt install" apt-get install -y --no-install-recommends ./gpupool-manager_*.deb ./gpupool-client_*.deb
 check "its units are without faults" systemd-analyze verify gpupool-manager.service
 check "its folder" install -d -o gpupool -g gpupool -m 700 /var/lib/gpupool
-umask 077
-sudo -u gpupool gpupool-manager init >operator.token || fail "init"
+(umask 077; sudo -u gpupool gpupool-manager init >operator.token) || fail "init"
 check "systemctl enable --now" systemctl enable --now gpupool-manager
 check "it runs" until_true unit gpupool-manager ActiveState active
 check "--check-config" gpupool-manager --check-config
@@ -59,7 +58,7 @@ export GPUPOOL_MANAGER=head:4780 GPUPOOL_TOKEN_FILE=$PWD/operator.token
 check "it answers its operator" until_true has "no servers|SERVER" gpupool servers
 
 echo "== A server"
-gpupool tokens create --name node7 servers >node7.token || fail "a token for the server"
+(umask 077; gpupool tokens create --name node7 servers >node7.token) || fail "a token for the server"
 check "apt install" apt-get install -y --no-install-recommends ./gpupool-server_*.deb
 check "its units are without faults" systemd-analyze verify gpupool-server.service
 check "its token" install -o gpupool -g gpupool -m 600 node7.token /etc/gpupool/server.token
@@ -78,7 +77,7 @@ all_but() { has "^node7 lacks walls around its workers: $1\$" gpupool servers -v
 check "the unit takes no wall from its workers" all_but "user: --worker-users is not set"
 
 echo "== A client"
-gpupool tokens create alice >alice.token || fail "a token for alice"
+(umask 077; gpupool tokens create alice >alice.token) || fail "a token for alice"
 adduser --quiet --disabled-password --gecos '' alice
 install -o alice -g alice -m 600 alice.token /home/alice/alice.token
 as_alice() {
@@ -125,13 +124,25 @@ check "NVIDIA's devices can be opened" opened # here: No such device or address
 check "modules are cached where they are to be" has modules ls /var/cache/gpupool
 check "the server has nothing to warn of" has 0 bash -c 'journalctl -u gpupool-server --no-pager | grep -c "no module cache"'
 
+echo "== What a site may have to change in the server's unit"
+# In the place of NVIDIA's: it makes the node, which only root may.
+printf '#!/bin/sh\n[ "$*" = "-u -c 0" ] && mknod -m 666 /dev/nvidia-uvm c 235 0\n' >/usr/bin/nvidia-modprobe
+chmod 755 /usr/bin/nvidia-modprobe
+edit gpupool-server 'ExecStartPre=+/usr/bin/nvidia-modprobe -u -c 0'
+check "the unit is without faults" systemd-analyze verify gpupool-server.service
+check "systemctl restart gpupool-server" systemctl restart gpupool-server
+check "the driver is loaded before it" test -c /dev/nvidia-uvm
+rm /usr/bin/nvidia-modprobe
+sed -i '/^ExecStartPre/d' /etc/systemd/system/gpupool-server.service.d/override.conf
+check "it has joined" until_true alive
+
 echo "== Where workers may connect to"
 ip address add 192.0.2.1/32 dev lo
 ip address add 192.0.2.129/32 dev lo
 reaches() { timeout 5 bash -c ": <>/dev/tcp/$1/4780"; }
 server_reaches() { in_group gpupool-server timeout 5 bash -c ": <>/dev/tcp/$1/4780"; }
 check "to everything" server_reaches 192.0.2.129
-edit gpupool-server IPAddressDeny=any 'IPAddressAllow=localhost 192.0.2.0/25'
+edit gpupool-server IPAddressDeny=any 'IPAddressAllow=localhost 192.9.2.0/25'
 check "systemctl restart gpupool-server" systemctl restart gpupool-server
 check "it has joined" until_true alive
 check "to what is allowed" server_reaches 192.0.2.1
@@ -186,24 +197,24 @@ check "it is in the folder" lease_is "$lease" suspended
 check "gpupool resume" gpupool resume "$lease"
 
 echo "== Upgrade"
-# newer PACKAGE VERSION: the same under another version.
+version=$(dpkg-deb -f ./gpupool-server_*.deb Version)
+# newer PACKAGE VERSION: the same under another version, behind that of this build.
 newer() {
   rm -rf /tmp/newer
-  dpkg-deb -R ./gpupool-"$1"_0.1.0_amd64.deb /tmp/newer &&
+  dpkg-deb -R "$(echo ./gpupool-"$1"_"$version"_*.deb)" /tmp/newer &&
     sed -i "s/^Version: .*/Version: $2/" /tmp/newer/DEBIAN/control &&
     dpkg-deb -Znone -b /tmp/newer "./gpupool-$1_$2_amd64.deb" >/dev/null || fail "gpupool-$1 $2"
 }
-chmod 755 . # so that apt's own user may read what umask has closed
-newer manager 0.2.0
-newer server 0.2.0
-newer server 0.3.0
-newer client 0.2.0
+newer manager 9.2.0
+newer server 9.2.0
+newer server 9.3.0
+newer client 9.2.0
 main_pid() { systemctl show -P MainPID "$1"; }
 begin stays
 both_run() { [ "$(gpupool leases | grep -c ' active .*first_error')" = 2 ]; }
 check "two programs run" until_true both_run
 before=$(main_pid gpupool-manager)
-check "the manager: apt install" apt-get install -y --no-install-recommends ./gpupool-manager_0.2.0_amd64.deb
+check "the manager: apt install" apt-get install -y --no-install-recommends ./gpupool-manager_9.2.0_amd64.deb
 check "the package has restarted it" test "$(main_pid gpupool-manager)" != "$before"
 check "the server joins it" until_true alive
 check "the programs' leases go on" until_true both_run
@@ -211,7 +222,7 @@ before=$(main_pid gpupool-server)
 run_drain() { gpupool drain node7 >/tmp/drain 2>&1; }
 check "the server: drain has something left" test "$(run_drain; echo $?)" = 1
 cat /tmp/drain
-check "apt install" apt-get install -y --no-install-recommends ./gpupool-server_0.2.0_amd64.deb
+check "apt install" apt-get install -y --no-install-recommends ./gpupool-server_9.2.0_amd64.deb
 check "the package leaves it running" test "$(main_pid gpupool-server)" = "$before"
 check "systemctl restart" systemctl restart gpupool-server
 check "it is another one" test "$(main_pid gpupool-server)" != "$before"
@@ -219,7 +230,7 @@ check "it has joined" until_true alive
 check "it is cordoned still" has "^node7 .*cordoned" gpupool servers
 check "uncordon" gpupool uncordon node7
 check "the programs go on under it" until_true both_run
-check "the worker that it replaces is kept" test -x /usr/lib/gpupool/workers/gpupool-worker-0.1.0
+check "the worker that it replaces is kept" test -x "/usr/lib/gpupool/workers/gpupool-worker-$version"
 check "its configuration is as before" grep -q '^advertise: "node7"' /etc/gpupool/server.yaml
 check "and serves" until_true serves
 gpupool servers -v
@@ -227,13 +238,13 @@ gpupool servers -v
 check "held in files: cordon" gpupool cordon node7
 check "checkpoint --hold" gpupool checkpoint --hold "$lease" upgrade
 check "its lease is held" lease_is "$lease" held
-check "apt install" apt-get install -y --no-install-recommends ./gpupool-server_0.3.0_amd64.deb
+check "apt install" apt-get install -y --no-install-recommends ./gpupool-server_9.3.0_amd64.deb
 check "systemctl restart" systemctl restart gpupool-server
 check "uncordon" until_true gpupool uncordon node7
 check "restore" gpupool restore --wait 10m "$lease" upgrade
 check "both programs run" until_true both_run
-check "one worker is kept, the last" test "$(ls /usr/lib/gpupool/workers)" = gpupool-worker-0.2.0
-check "a client: apt install" apt-get install -y --no-install-recommends ./gpupool-client_0.2.0_amd64.deb
+check "one worker is kept, the last" test "$(ls /usr/lib/gpupool/workers)" = gpupool-worker-9.2.0
+check "a client: apt install" apt-get install -y --no-install-recommends ./gpupool-client_9.2.0_amd64.deb
 check "its programs" until_true serves
 ends held
 
@@ -280,10 +291,8 @@ EpilogSlurmctld=/usr/share/gpupool/slurm/epilog_slurmctld
 Licenses=remote_gpu:16,remote_gpu_h200:8
 END
   cat /usr/share/gpupool/slurm/plugstack.conf >>/etc/slurm/plugstack.conf
-  chmod 644 /etc/slurm/*
-  gpupool tokens create --name slurm --role scheduler slurm >/etc/slurm/gpupool.token
+  (umask 077; gpupool tokens create --name slurm --role scheduler slurm >/etc/slurm/gpupool.token) || fail "a token"
   chown slurm: /etc/slurm/gpupool.token
-  chmod 600 /etc/slurm/gpupool.token
   printf 'GPUPOOL_MANAGER=head:4780\nGPUPOOL_TOKEN_FILE=/etc/slurm/gpupool.token\nTENANT=user\n' >>/etc/slurm/gpupool.conf
   systemctl restart munge
   check "systemctl enable --now gpupool-slurm-reap.timer" systemctl enable --now gpupool-slurm-reap.timer
