@@ -142,7 +142,7 @@ ip address add 192.0.2.129/32 dev lo
 reaches() { timeout 5 bash -c ": <>/dev/tcp/$1/4780"; }
 server_reaches() { in_group gpupool-server timeout 5 bash -c ": <>/dev/tcp/$1/4780"; }
 check "to everything" server_reaches 192.0.2.129
-edit gpupool-server IPAddressDeny=any 'IPAddressAllow=localhost 192.9.2.0/25'
+edit gpupool-server IPAddressDeny=any 'IPAddressAllow=localhost 192.0.2.0/25'
 check "systemctl restart gpupool-server" systemctl restart gpupool-server
 check "it has joined" until_true alive
 check "to what is allowed" server_reaches 192.0.2.1

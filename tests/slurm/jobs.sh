@@ -51,7 +51,10 @@ cluster "$plugin" $((port + 1)) remote_gpu:16,remote_gpu_software:16,remote_gpu_
 
 # What every case ends with: nothing is reserved, whatever Slurm thinks.
 nothing_left() { all_free && [ -z "$(claims)" ]; }
-over() { check "its claims are over: $(claims)" until_true nothing_left; }
+over() {
+  check "its claims are over: $(claims)" until_true nothing_left
+  { scontrol --details show job; scontrol show config; } >>"$folder/slurm/records.log" 2>&1 # for the search at the end
+}
 # batch OPTION... COMMAND: submits, prints the job's id. What it prints comes to $folder/JOB.out.
 batch() { sbatch --parsable --open-mode=append -o "$folder/%j.out" "${@:1:$#-1}" --wrap "${*: -1}"; }
 job_is() { [ "$(squeue -h -t all -j "$1" -o %T 2>/dev/null)" = "$2" ]; }
@@ -262,6 +265,25 @@ check "its claim is gone, and the other is there: $(claims)" until_true ended_al
 touch "$folder/manager"
 check "that job goes on to its end" until_true job_is "$job" COMPLETED
 check "well: $(cat "$folder/${job}.out")" test "$(grep -cx PASS "$folder/${job}.out")" = 2
+over
+
+case_of "no secret is told anywhere"
+for file in operator server scheduler user; do sed -n 's/^[^:]*: gpt_.*_//p' "$folder/$file"; done >"$folder/secrets" # not in grep's command line
+check "that is all of them" test "$(sort -u "$folder/secrets" | grep -c .)" = 4
+for log in scripts slurmctld slurmd-n1 slurmd-n2 records; do check "there is $log.log" test -s "$folder/slurm/$log.log"; done
+check "job records say why a job waits" grep -q "AdminComment=gpupool: " "$folder/slurm/records.log"
+# Slurm's logs, its state and what it keeps of jobs, the programs' output, the pool's logs and store.
+told=$(find "$folder" -type f ! -name secrets ! -path "$folder/operator" ! -path "$folder/server" \
+  ! -path "$folder/scheduler" ! -path "$folder/user" -exec grep -lF -f "$folder/secrets" {} +)
+told+=$(cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null | tr '\0' '\n' | grep -F -f "$folder/secrets")
+check "no log, record, command line or environment has a token: $told" test -z "$told"
+mkdir "$folder/copy" # the manager has locked its own
+job=$(batch --remote-gpus=1 "$(works last)") # whose lease has a key
+check "a job runs" until_true used "alps:$job.n1:0" steady_work
+cp "$folder/store"/m.db* "$folder/copy/"
+scontrol --details show job >>"$folder/slurm/records.log"
+check "nor a lease's key" test "$(python3 "$(dirname "$0")/../errors/keys.py" "$folder/copy/m.db" "$folder"/slurm/*.log "$folder"/*.log "$folder"/*.out)" = True
+touch "$folder/last"
 over
 
 leave
