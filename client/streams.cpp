@@ -157,6 +157,24 @@ CUresult clampPriority(Context& context, int& priority) {
   return status;
 }
 
+namespace {
+
+struct EndedStreams {
+  std::mutex mutex;
+  std::set<CUstream> all;
+};
+EndedStreams& endedStreams() {
+  static auto* ended = new EndedStreams;
+  return *ended;
+}
+
+}  // namespace
+
+void endsWithContext(CUstream stream) {
+  std::lock_guard lock(endedStreams().mutex);
+  endedStreams().all.insert(stream);
+}
+
 void forgetStreams(Context& context) {
   std::vector<uint64_t> dead;
   {
@@ -167,7 +185,10 @@ void forgetStreams(Context& context) {
       dead.push_back(id);
     });
   }
-  for (uint64_t id : dead) streams.destroy(id);
+  for (uint64_t id : dead) {
+    streams.destroy(id);
+    endsWithContext(fromId<CUstream>(id));
+  }
   context.session.store(nullptr);  // its words may still be written: not given back
 }
 
@@ -227,28 +248,9 @@ void landBeforeReturning() {
   awaitLanding(lock, nullptr);
 }
 
-namespace {
-
-struct EndedWithGreen {
-  std::mutex mutex;
-  std::set<CUstream> streams;
-};
-EndedWithGreen& endedWithGreen() {
-  static auto* all = new EndedWithGreen;
-  return *all;
-}
-
-}  // namespace
-
-void endsWithGreen(CUstream stream) {
-  std::lock_guard lock(endedWithGreen().mutex);
-  endedWithGreen().streams.insert(stream);
-}
-
 CUresult noStream(CUstream stream) {
-  std::lock_guard lock(endedWithGreen().mutex);
-  return endedWithGreen().streams.contains(stream) ? CUDA_ERROR_CONTEXT_IS_DESTROYED
-                                                   : CUDA_ERROR_INVALID_HANDLE;
+  std::lock_guard lock(endedStreams().mutex);
+  return endedStreams().all.contains(stream) ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_ERROR_INVALID_HANDLE;
 }
 
 static CUresult findStream(CUstream handle, StreamRef& out) {

@@ -28,8 +28,8 @@ struct StreamRef {
 // Events (calls/event.cpp). A new one, which the worker does not know yet; null: too many are alive.
 CUevent makeEvent(const Context& context, unsigned flags);
 CUresult endEvent(CUevent event);
-// CUDA_ERROR_INVALID_HANDLE: there is none. CUDA_ERROR_CONTEXT_IS_DESTROYED: it has ended with its context. The
-// worker knows nothing of it then, and what is posted of it would fail the session.
+// CUDA_ERROR_INVALID_HANDLE: there is none. CUDA_ERROR_CONTEXT_IS_DESTROYED: it has ended with its context.
+// The worker knows nothing of it then, and what is posted of it would fail the session.
 CUresult findEvent(CUevent event, Event*& out);
 // cuEventRecordWithFlags and cuStreamWaitEvent in a stream that is known.
 CUresult recordIn(const StreamRef& ref, CUevent event, unsigned flags);
@@ -175,8 +175,8 @@ CUresult endStream(const StreamRef& ref, bool hidden = false);
 template <class F>
 void forEachRest(Context& context, F&& visit);
 void forgetDone(ContextStreams& mine);  // under resting
-// Its green context ends, and the program has not ended it: from here on noStream says so.
-void endsWithGreen(CUstream stream);
+// Its context, or its green context, ends, and the program has not ended it: from here on noStream says so.
+void endsWithContext(CUstream stream);
 // Why a handle is no stream's.
 CUresult noStream(CUstream stream);
 ContextStreams& streamsOf(Context& context);

@@ -151,7 +151,7 @@ bool end(CUgreenCtx handle, GreenContext& green, CUresult& status) {
   forEachStreamOf(handle, green, [](const StreamRef& ref) {
     waitFor(ref, ref.stream->posted.load());
     captureDropped(*ref.stream);
-    endsWithGreen(ref.wire);
+    endsWithContext(ref.wire);
     endStream(ref);
   });
   CUcontext primary = nullptr;

@@ -82,6 +82,23 @@ static void resets(int reset, int beside) {
   worker.join();
 }
 
+// What a reset has ended, while another device is current.
+static void askEnded(int reset, int beside) {
+  cudaStream_t stream;
+  cudaEvent_t event;
+  CUDA(cudaSetDevice(reset));
+  CUDA(cudaStreamCreate(&stream));
+  CUDA(cudaEventCreate(&event));
+  CUDA(cudaEventRecord(event, stream));
+  CUDA(cudaDeviceReset());
+  CUDA(cudaSetDevice(beside));
+  REQUIRE(cudaStreamQuery(stream) == cudaErrorContextIsDestroyed);
+  REQUIRE(cudaEventQuery(event) == cudaErrorContextIsDestroyed);
+  REQUIRE(cudaStreamDestroy(stream) == cudaErrorContextIsDestroyed);
+  REQUIRE(cudaEventDestroy(event) == cudaErrorContextIsDestroyed);
+  cudaGetLastError();
+}
+
 int main(int argc, char** argv) {
   int devices = 0;
   CUDA(cudaGetDeviceCount(&devices));
@@ -90,5 +107,6 @@ int main(int argc, char** argv) {
   check::say("the first one ended %d times", kLives);
   resets(devices - 1, 0);
   check::say("the last one ended %d times", kLives);
+  if (devices > 1) askEnded(0, devices - 1);
   return check::pass();
 }
