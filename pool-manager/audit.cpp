@@ -41,10 +41,11 @@ AuditEntry decode(const std::string& bytes) try {
 
 const char* name(AuditEvent event) {
   constexpr const char* kNames[] = {
-      "queued",        "unserved",  "granted", "suspended", "resumed",  "moving",     "moved",
-      "released",      "expired",   "revoked", "lost",      "cordoned", "uncordoned", "token-created",
-      "token-revoked", "quota-set", "adopted", "left",      "held",     "restored",   "preempting"};
-  return event <= AuditEvent::preempting ? kNames[static_cast<uint32_t>(event)] : "unknown";
+      "queued",        "unserved",    "granted",     "suspended", "resumed",  "moving",     "moved",
+      "released",      "expired",     "revoked",     "lost",      "cordoned", "uncordoned", "token-created",
+      "token-revoked", "quota-set",   "adopted",     "left",      "held",     "restored",   "preempting",
+      "server-alive",  "server-lost", "server-left", "stayed"};
+  return event <= AuditEvent::stayed ? kNames[static_cast<uint32_t>(event)] : "unknown";
 }
 
 void AuditLog::load(const std::vector<Entry>& stored) {

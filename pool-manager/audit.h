@@ -36,7 +36,11 @@ enum class AuditEvent : uint32_t {
   left,
   held,
   restored,
-  preempting
+  preempting,
+  serverAlive,
+  serverLost,
+  serverLeft,
+  stayed
 };
 const char* name(AuditEvent event);
 

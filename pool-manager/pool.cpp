@@ -107,6 +107,7 @@ void Pool::load(Store& store, const PoolStart& start) {
   const uint64_t calendarMs = events_.calendarMs();
   stoodStillMs_ = events_.stoodStillMs();
   audit_.load(store.range(kAuditPrefix));
+  serverLog_.load(audit_.entries());
   usage_.load(store.range(kUsagePrefix), start.nowMs, calendarMs);
   quotas_.load(store.range(kQuotaPrefix), store.range(kHoursPrefix));
   for (const Entry& entry : store.range(kLeasePrefix)) {
@@ -234,12 +235,14 @@ void Pool::tick(uint64_t now) {
   forgetTombstones(now);
   writeUsage(now);
   forgetServers(now);
+  tickServerLog(now);
   serveWaiters(now);
 }
 
 void Pool::forgetServers(uint64_t now) {
   if (now < forgotServersMs_ + kLookAtServersMs) return;
   forgotServersMs_ = now;
+  serverLog_.forget(now, kForgetServerMs);
   std::erase_if(servers_, [&](const auto& one) {
     const bool forgotten = !one.second.connected && now > one.second.beatMs + kForgetServerMs;
     if (forgotten) inventory_.touch(one.first);

@@ -45,6 +45,7 @@
 #include "pool-manager/queue.h"
 #include "pool-manager/quotas.h"
 #include "pool-manager/records.h"
+#include "pool-manager/server_log.h"
 #include "pool-manager/server_record.h"
 #include "pool-manager/tenants.h"
 #include "pool-manager/usage.h"
@@ -436,8 +437,10 @@ class Pool {
   void outlive(LeaseRecord& record, const std::string& server, const std::string& reason, uint64_t now);
   void answerEnded(const LeaseRecord& record, const std::string& reason);
   void beginEnd(LeaseRecord& record, LeaseState as, const std::string& reason, uint64_t now);
+  std::string lostReason(const LeaseRecord& record, uint64_t now) const;
   void close(LeaseRecord& record, uint64_t now, bool givenUp = false);
-  void closed(const Id& id, const std::set<uint64_t>& gone, bool forgotten, const std::string& why);
+  void closed(const Id& id, const std::set<uint64_t>& gone, bool forgotten, const std::string& reason,
+              const std::string& why);
   void expire(LeaseRecord& record, uint64_t now);
   std::string lentTo(const LeaseRecord& record, uint64_t now) const;
   uint64_t timeLeftMs(const StoredLease& lease, uint64_t bootMs) const;
@@ -446,6 +449,13 @@ class Pool {
   void takeOver(LeaseRecord& record, const LocalProcess& process);
   void bury(const Id& id, const std::string& reason, uint64_t now);
   void forgetTombstones(uint64_t now);
+
+  // pool_server_log.cpp
+  void noteServer(const std::string& name, AuditEvent event, const std::string& why, uint64_t now);
+  void tellOfServer(AuditEntry entry);
+  void noteAlive(ServerRecord& server, uint64_t now);
+  void noteGone(ServerRecord& server, AuditEvent event, const std::string& why, uint64_t now);
+  void tickServerLog(uint64_t now);
 
   // pool_inventory.cpp
   std::string absence(const ServerRecord& server, uint64_t now) const;
@@ -490,6 +500,8 @@ class Pool {
   Usage usage_;
   Quotas quotas_;
   AuditLog audit_;
+  ServerLog serverLog_;
+  bool comparedLog_ = false;  // with the servers that have come back since the manager was started
   Journal journal_;
 };
 

@@ -185,6 +185,20 @@ void Pool::vacate(const Id& id, const std::string& server, const std::string& re
   close(record, now);
 }
 
+// It was to end, and a server does not confirm it.
+std::string Pool::lostReason(const LeaseRecord& record, uint64_t now) const {
+  std::string servers;
+  for (const Placement& placement : record.placements) {
+    if (placement.gone) continue;
+    const auto at = servers_.find(placement.server.name);
+    const bool gone = at == servers_.end() || !alive(at->second, now);
+    servers += (servers.empty() ? "" : ", and ") + ("its server " + placement.server.name) +
+               (gone ? " is gone" : " does not say that it has ended");
+  }
+  const std::string by = record.endedBy.empty() ? "" : " (" + record.endedBy + ")";
+  return servers + "; it was to end: " + record.reason + by;
+}
+
 // Writes what is left of it: nothing, or, given up or lost before, where something of it may run still.
 void Pool::close(LeaseRecord& record, uint64_t now, bool givenUp) {
   if (record.closing) return;  // closed() looks again
@@ -194,24 +208,28 @@ void Pool::close(LeaseRecord& record, uint64_t now, bool givenUp) {
   lost.state = LeaseState::lost;
   const bool forgotten = lost.placements.empty();
   if (!forgotten && !givenUp && !isEnd(record.state)) return;  // its other server has not answered yet
+  if (!forgotten && !isEnd(record.state) && record.ending != LeaseState::lost)
+    lost.reason = lostReason(record, now);
   record.closing = true;
   record.triedMs = now;
   const std::string key = kLeasePrefix + record.id.text();
   std::vector<Write> writes;
   std::vector<AuditEntry> entries;
   if (!isEnd(record.state)) {
-    if (!record.stillborn) writes.push_back({kEndedPrefix + record.id.text(), record.reason});
-    entries.push_back(entryOf(eventOf(forgotten ? record.ending : LeaseState::lost), record, record.endedBy,
-                              record.reason));
+    if (!record.stillborn) writes.push_back({kEndedPrefix + record.id.text(), lost.reason});
+    entries.push_back(forgotten ? entryOf(eventOf(record.ending), record, record.endedBy, record.reason)
+                                : entryOf(AuditEvent::lost, record, "", lost.reason));
   }
   writes.push_back({key, forgotten ? std::nullopt : std::optional(encodeLease(lost, bootId_))});
   if (forgotten && record.clientsInStore) writes.push_back({kClientsPrefix + record.id.text(), std::nullopt});
-  write(
-      std::move(writes), std::move(entries),
-      [this, id = record.id, gone, forgotten](const std::string& why) { closed(id, gone, forgotten, why); });
+  write(std::move(writes), std::move(entries),
+        [this, id = record.id, gone, forgotten, reason = lost.reason](const std::string& why) {
+          closed(id, gone, forgotten, reason, why);
+        });
 }
 
-void Pool::closed(const Id& id, const std::set<uint64_t>& gone, bool forgotten, const std::string& why) {
+void Pool::closed(const Id& id, const std::set<uint64_t>& gone, bool forgotten, const std::string& reason,
+                  const std::string& why) {
   const auto at = leases_.find(id);
   if (at == leases_.end()) return;
   LeaseRecord& record = at->second;
@@ -219,6 +237,7 @@ void Pool::closed(const Id& id, const std::set<uint64_t>& gone, bool forgotten, 
   if (!why.empty()) return;  // tick() tries again
   if (!isEnd(record.state)) {
     setState(record, forgotten ? record.ending : LeaseState::lost);
+    record.reason = reason;
     if (!record.stillborn) bury(id, record.reason, latestMs_);
     events_.ended(id);
   }

@@ -87,12 +87,14 @@ ServerUse Pool::useOf(const ServerRecord& server, const Principal& who, uint64_t
 void Pool::touchSilent(uint64_t now) {
   if (now < silentAtMs_) return;
   silentAtMs_ = kNever;
-  for (const auto& [name, server] : servers_) {
+  for (auto& [name, server] : servers_) {
     if (!server.connected) continue;
-    if (alive(server, now))
+    if (alive(server, now)) {
       silentAtMs_ = std::min(silentAtMs_, server.beatMs + times_.silentMs);
-    else
-      inventory_.touch(name);
+      continue;
+    }
+    inventory_.touch(name);
+    noteGone(server, AuditEvent::serverLost, "it has not been heard of for " + age(times_.silentMs), now);
   }
 }
 

@@ -205,7 +205,7 @@ void Pool::returned(const Id& id, uint64_t order, bool unused, uint64_t now) {
   if (record == nullptr) return;
   if (!unused) return keepBoth(*record, record->failure.value());
   record->target()->gone = isHere(*record, *record->target());
-  stayOn(*record, record->primary(), "it stays: " + record->failure.value().text);
+  stayOn(*record, record->primary(), record->failure.value().text);
 }
 
 void Pool::returnFailed(const Id& id, uint64_t order, const std::string& why, uint64_t now) {
@@ -226,13 +226,14 @@ void Pool::keepBoth(LeaseRecord& record, Failure failure) {
 
 // It is there and nowhere else from now on.
 void Pool::stayOn(LeaseRecord& record, Placement& kept, const std::string& arrival) {
-  if (&kept != &record.primary()) record.turn.reset();
+  const bool stayed = &kept == &record.primary();
+  if (!stayed) record.turn.reset();
   for (Placement& one : record.placements)
     one.role = &one == &kept ? PlacementRole::primary : PlacementRole::left;
   if (record.state == LeaseState::moving) setState(record, LeaseState::active);
   record.change = Change::settling;
   record.arrival = arrival;
-  record.arrivalEvent = AuditEvent::moved;
+  record.arrivalEvent = stayed ? AuditEvent::stayed : AuditEvent::moved;
   storePlacements(record);
 }
 

@@ -101,7 +101,10 @@ void Pool::join(const Principal& who, const Server& facts, const std::vector<Dev
     throw std::invalid_argument("a server named " + facts.name + " is already in the pool (process " +
                                 std::to_string(at->second.facts.pid) + "): give this one another name");
   ServerRecord& server = servers_[facts.name];
-  if (server.facts.incarnation != facts.incarnation) {
+  const bool again = at != servers_.end(), other = server.facts.incarnation != facts.incarnation;
+  server.arrival = !again ? "it has joined" : other ? "it was started again" : "its connection is back";
+  if (other) {
+    noteGone(server, AuditEvent::serverLost, "another process of it has come", now);
     server.fabric = {};
     server.adapters.clear();
     server.samples.clear();
@@ -282,6 +285,7 @@ bool Pool::beat(const std::string& name, const Id& incarnation, const std::vecto
   noteTurns(server, turns);
   noteHindrances(server, hindrances);
   server.reported = true;
+  noteAlive(server, now);
   claimDevices(server, now);
   noteUses(name, incarnation, uses, now);
   serveWaiters(now);
@@ -455,6 +459,10 @@ void Pool::left(const std::string& name, Id incarnation, bool goodbye, uint64_t 
   at->second.connected = false;
   at->second.reported = false;
   inventory_.touch(name);
+  if (goodbye)
+    noteGone(at->second, AuditEvent::serverLeft, "it has ended", now);
+  else
+    noteGone(at->second, AuditEvent::serverLost, "its connection has ended", now);
   disconnected(name);
   if (!goodbye) {
     GPUPOOL_WARNING("lost the connection to server %s", name.c_str());

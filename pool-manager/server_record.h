@@ -16,6 +16,8 @@ struct ServerRecord {
   Server facts;
   bool connected = false;
   bool reported = false;  // has named its leases since it joined, and so lives
+  bool told = false;      // the audit log has it as alive, or is about to
+  std::string arrival;    // why it is alive then
   uint64_t beatMs = 0;    // last sign of life
   uint64_t joined = 0;    // the number of its latest join, of all servers' joins
   uint32_t warmWorkers = 0;

@@ -368,6 +368,8 @@ enum AuditEvent {
   adopted @16; left @17;      # of a claim: a program uses it; and uses it no more
   held @18; restored @19;
   preempting @20;             # it is to give its devices to a request of a higher class: it is being suspended, or has notice
+  serverAlive @21; serverLost @22; serverLeft @23;    # by the manager: it is heard of; no more; it has said that it ends
+  stayed @24;                 # it was to move, and is where it was
 }
 
 # Where a lease is to go. All empty: to other workers on the same devices.

@@ -1,12 +1,9 @@
-// gpupool events: what happens to leases and servers, a line each, as it happens. Leases, claims, cordons and
-// tokens come from the audit log, entry after entry, so that nothing is missed, also while the manager is
-// started again. That a server is there or lost stands in no log: the list of servers is compared with what
-// it was.
+// gpupool events: what happens to leases and servers, a line each, as it happens. It comes from the audit
+// log, entry after entry, so that nothing is missed, also while the manager is started again.
 
 #include <algorithm>
 #include <chrono>
 #include <iostream>
-#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -22,21 +19,15 @@ namespace gpupool::cli {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using nlohmann::json;
-
 constexpr std::chrono::milliseconds kLook{500};
-// A manager that was started again knows a server when that has joined anew.
-constexpr std::chrono::seconds kServersReturn{20};
 
 const Help kEventsHelp = {
     "gpupool events [options]",
     "Prints what happens to leases and servers from now on, a line each, until Ctrl-C: when, what, to which "
-    "lease, where, on whose word, and why. The events are those of `gpupool audit`, and server-alive, "
-    "server-lost and server-left: the manager hears of a server, does so no more, or does not know it any "
-    "more. While the manager is away it is tried again; what has happened meanwhile is told then. Of other "
-    "tenants' leases it is not shown whose they are, nor why something happened. A manager that keeps no "
-    "audit log (--audit-entries 0) tells of servers alone. Times are of the manager's clock, but of servers "
-    "of this machine's.",
+    "lease, where, on whose word, and why. The events are those of `gpupool audit`. While the manager is "
+    "away it is tried again; what has happened meanwhile is told then. Of other tenants' leases it is not "
+    "shown whose they are, nor why something happened. A manager that keeps no audit log (--audit-entries "
+    "0) tells nothing. Times are of the manager's clock.",
     "GPUPOOL_STATE: the folder of this machine's pool.",
     "0: ended by Ctrl-C, or nobody reads any more, or all is told (--no-follow). 1: no manager was reachable "
     "at first, or it refuses the token. 2: the command line is wrong.",
@@ -68,88 +59,33 @@ struct EventsOptions {
   }
 };
 
-// One event as it is printed. An entry of the audit log has a number.
-struct Happening {
-  std::string event;
-  pool::AuditEntry entry;
-};
-
-Happening ofServer(const char* event, const std::string& server, const std::string& reason) {
-  Happening one{event, {}};
-  const auto since1970 = std::chrono::system_clock::now().time_since_epoch();
-  one.entry.timeMs =
-      static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(since1970).count());
-  one.entry.server = server;
-  one.entry.by = "the manager";
-  one.entry.reason = reason;
-  return one;
-}
-
-// Which servers there are, and what becomes of them.
-class ServerWatch {
- public:
-  // What is other than it was; the first time nothing. afterBreak: the manager may have been started again.
-  std::vector<Happening> compare(const std::vector<ListedServer>& servers, bool afterBreak) {
-    if (afterBreak) patientUntil_ = Clock::now() + kServersReturn;
-    std::vector<Happening> news;
-    std::map<std::string, bool> now;
-    for (const ListedServer& one : servers)
-      if (!one.absent) now[one.info.name] = one.alive;
-    for (const auto& [name, alive] : now) {
-      const auto was = known_.find(name);
-      if (was != known_.end() && was->second == alive) continue;
-      if (begun_) news.push_back(ofServer(alive ? "server-alive" : "server-lost", name, ""));
-      known_[name] = alive;
-    }
-    if (Clock::now() >= patientUntil_) {
-      std::erase_if(known_, [&](const auto& one) {
-        if (now.contains(one.first)) return false;
-        news.push_back(ofServer("server-left", one.first, ""));
-        return true;
-      });
-    }
-    begun_ = true;
-    return news;
-  }
-
- private:
-  bool begun_ = false;
-  std::map<std::string, bool> known_;  // alive, by name
-  Clock::time_point patientUntil_;
-};
-
 class Printer {
  public:
   explicit Printer(const EventsOptions& options) : options_(options) {
     if (!options.output.json) line({"TIME", "EVENT", "LEASE", "WHERE", "TENANT", "HOLDER", "BY", "WHY"});
   }
   // False: nobody reads any more.
-  bool print(const std::vector<Happening>& news) {
-    for (const Happening& one : news)
+  bool print(const std::vector<pool::AuditEntry>& news) {
+    for (const pool::AuditEntry& one : news)
       if (wanted(one)) print(one);
     return static_cast<bool>(std::cout.flush());
   }
 
  private:
-  bool wanted(const Happening& one) const {
-    const auto& entry = one.entry;
+  bool wanted(const pool::AuditEntry& entry) const {
     // "node7", or of a lease "node7 GPUs 0,1".
     const bool there = entry.server == options_.server || entry.server.starts_with(options_.server + " ");
     return (options_.server.empty() || there) &&
            (options_.lease.empty() ||
             (entry.lease != Id{} && entry.lease.text().starts_with(options_.lease)));
   }
-  void print(const Happening& one) {
-    const auto& entry = one.entry;
+  void print(const pool::AuditEntry& entry) {
     if (options_.output.json) {
-      json object = pool::toJson(entry);
-      object["event"] = one.event;
-      if (entry.number == 0) object.erase("number");
-      std::cout << pool::dump(object, -1) << '\n';
+      std::cout << pool::dump(pool::toJson(entry), -1) << '\n';
       return;
     }
-    line({timeText(entry.timeMs), one.event, entry.lease == Id{} ? "" : shortId(entry.lease), entry.server,
-          entry.tenant, entry.holder, entry.by, entry.reason});
+    line({timeText(entry.timeMs), name(entry.event), entry.lease == Id{} ? "" : shortId(entry.lease),
+          entry.server, entry.tenant, entry.holder, entry.by, entry.reason});
   }
   // The lines that follow are not known: each column has a width that most of its words fit into.
   void line(const std::vector<std::string>& cells) const {
@@ -167,7 +103,7 @@ class Printer {
   const EventsOptions& options_;
 };
 
-// The audit log from some entry on, and the servers.
+// The audit log from some entry on.
 class Pursuit {
  public:
   Pursuit(const ClientOptions& client, const EventsOptions& options) : client_(client), options_(options) {
@@ -179,14 +115,10 @@ class Pursuit {
   }
 
   // What is new. Nothing, while the manager is away.
-  std::vector<Happening> look() {
+  std::vector<pool::AuditEntry> look() {
     try {
-      const bool again = query_ == nullptr;
-      if (again) connect();
-      std::vector<Happening> news = fromAudit();
-      // Nobody who asks for a lease asks for servers; and what was before is in no list.
-      if (options_.lease.empty() && options_.follow)
-        for (Happening& one : servers_.compare(query_->servers(), again)) news.push_back(std::move(one));
+      if (query_ == nullptr) connect();
+      std::vector<pool::AuditEntry> news = fromAudit();
       if (std::exchange(away_, false)) say("the manager answers again");
       return news;
     } catch (const LoginRefused&) {
@@ -214,7 +146,7 @@ class Pursuit {
     audit_.entries.clear();
   }
 
-  std::vector<Happening> fromAudit() {
+  std::vector<pool::AuditEntry> fromAudit() {
     AuditNews news = std::exchange(audit_, {});
     if (begun_) {
       news = query_->auditAfter(latest_, options_.lease, 0);
@@ -225,10 +157,7 @@ class Pursuit {
     }
     begun_ = true;
     if (news.latest != 0) latest_ = news.latest;
-    std::vector<Happening> happened;
-    happened.reserve(news.entries.size());
-    for (pool::AuditEntry& one : news.entries) happened.push_back({name(one.event), std::move(one)});
-    return happened;
+    return std::move(news.entries);
   }
 
   const ClientOptions& client_;
@@ -237,7 +166,6 @@ class Pursuit {
   AuditNews audit_;                      // of the beginning, not yet told
   uint64_t latest_ = 0;
   bool begun_ = false, away_ = false;
-  ServerWatch servers_;
 };
 
 }  // namespace

@@ -9,8 +9,25 @@ namespace {
 
 template <class Base>
 struct Audited : Base {
+  // But for servers that come and go.
   std::vector<AuditEntry> entries(const Principal& who = kAdmin, const AuditQuery& query = {}) {
-    return this->pool.pool->audit(who, query, 1000);
+    auto all = this->pool.pool->audit(who, query, 1000);
+    std::erase_if(all, isOfServer);
+    return all;
+  }
+  static bool isOfServer(const AuditEntry& entry) {
+    return entry.event == AuditEvent::serverAlive || entry.event == AuditEvent::serverLost ||
+           entry.event == AuditEvent::serverLeft;
+  }
+  // And these alone: "server-alive a: it has joined".
+  std::vector<std::string> servers() {
+    std::vector<std::string> lines;
+    for (const AuditEntry& one : this->pool.pool->audit(kBob, {}, 1000)) {
+      if (!isOfServer(one)) continue;
+      CHECK(one.by == "the manager");
+      lines.push_back(std::string(name(one.event)) + " " + one.server + ": " + one.reason);
+    }
+    return lines;
   }
   std::string story(const AuditQuery& query = {}) {
     std::string text;
@@ -122,6 +139,71 @@ TEST_CASE_METHOD(Audited<Fixture>, "servers that are cordoned, and moves, are to
   const Principal token{Principal::Role::admin, "ops", "1f0c77ab"};
   pool->cordon(token, "a", {"", "the manager", 0}, done);
   CHECK(entries().back().by == "the operator (token 1f0c77ab) (says: the manager)");
+}
+
+TEST_CASE_METHOD(Audited<Fixture>, "servers that come, are lost and leave are told, each change once") {
+  using Lines = std::vector<std::string>;
+  joinAndBeat(server("a", 1));
+  beat(1, {});
+  CHECK(servers() == Lines{"server-alive a: it has joined"});
+  SECTION("it is killed, and comes back") {
+    pool->left("a", {1, 0}, false, now);
+    joinAndBeat(server("a", 2));
+    CHECK(servers() == Lines{"server-alive a: it has joined", "server-lost a: its connection has ended",
+                             "server-alive a: it was started again"});
+  }
+  SECTION("it is silent, and is heard of again") {
+    for (int i = 0; i < 3; ++i) pool->tick(now += times.silentMs);
+    beat(1, {});
+    CHECK(servers() == Lines{"server-alive a: it has joined",
+                             "server-lost a: it has not been heard of for 5 s",
+                             "server-alive a: it is heard of again"});
+  }
+  SECTION("it leaves") {
+    pool->left("a", {1, 0}, true, now);
+    CHECK(servers() == Lines{"server-alive a: it has joined", "server-left a: it has ended"});
+  }
+  SECTION("a manager that is started again tells what has changed meanwhile") {
+    joinAndBeat(server("b", 1));
+    restart();
+    joinAndBeat(server("a", 1));
+    CHECK(servers().size() == 2);
+    pool->tick(now += 11'000);
+    CHECK(servers().back() == "server-lost b: it has not come back since the manager was started");
+    CHECK(servers().size() == 4);  // and a is silent by now
+  }
+}
+
+TEST_CASE_METHOD(Audited<Fixture>, "a server that comes and goes does not fill the log") {
+  const auto flap = [&](uint64_t from, uint64_t to) {
+    for (uint64_t life = from; life < to; ++life) {
+      joinAndBeat(server("a", life));
+      pool->left("a", {life, 0}, false, now += 100);
+    }
+  };
+  flap(1, 100);
+  CHECK(servers().size() == ServerLog::kMostCredit);
+  joinAndBeat(server("b", 1));
+  CHECK(servers().back() == "server-alive b: it has joined");  // others are told of
+  joinAndBeat(server("a", 100));
+  pool->tick(now += ServerLog::kCreditEveryMs);
+  CHECK(servers().size() == ServerLog::kMostCredit + 2);  // b is silent; and a, as was told of it
+  beat(100, {});
+  CHECK(servers().size() == ServerLog::kMostCredit + 3);
+  CHECK(contains(servers().back(), "server-alive a: it is heard of again; it has come and gone meanwhile"));
+}
+
+TEST_CASE_METHOD(Audited<Fixture>,
+                 "of a lease that is lost with its server it is told that the server is gone") {
+  joinAndBeat(server("a", 1));
+  pool->request(kAlice, request(1), now);
+  pool->granted({1, 1}, now);
+  pool->left("a", {1, 0}, false, now);
+  CHECK(pool->release(kAlice, {1, 1}, now));
+  pool->tick(now += 60'000);
+  CHECK(story() == "granted lost");
+  CHECK(entries().back().by == "the manager");
+  CHECK(entries().back().reason == "its server a is gone; it was to end: released (tenant alice)");
 }
 
 TEST_CASE_METHOD(Audited<DiskFixture>, "what the store does not accept has not happened") {

@@ -43,7 +43,8 @@ struct Claims : Fixture {
   }
   std::vector<std::string> story() {
     std::vector<std::string> events;
-    for (const AuditEntry& entry : pool.pool->audit(kAdmin, {}, 100)) events.emplace_back(name(entry.event));
+    for (const AuditEntry& entry : pool.pool->audit(kAdmin, {}, 100))
+      if (entry.lease != Id{}) events.emplace_back(name(entry.event));
     return events;
   }
   std::string why(const Id& id) const {

@@ -144,7 +144,7 @@ TEST_CASE_METHOD(Suspends, "nothing is free before the store has accepted it") {
   pool.pool->suspendDone(order.id, order.number, {{0}, 0, 0, 0}, now);
   CHECK(freeBytes() == 0);
   CHECK(events.results.empty());
-  pool.pool->tick(now += 5000);
+  pool.pool->tick(now += 4000);
   CHECK(freeBytes() == 0);
   const auto revision = store->commitNow({}).revision;
   while (store->deliver()) {
