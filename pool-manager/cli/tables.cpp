@@ -63,10 +63,11 @@ void printWorkers(const pool::Server& server) {
   if (!all.empty()) std::cout << server.name << " serves clients of gpupool " << all << "\n";
 }
 
-const std::vector<std::string> kSampleHeading = {"LOAD", "USED", "TEMP", "POWER"};
+const std::vector<std::string> kSampleHeading = {"LOAD",     "USED", "TEMP",    "POWER",
+                                                 "SM CLOCK", "ECC",  "NVLINKS", "XID"};
 // As many cells as that.
 std::vector<std::string> sampleCells(const std::optional<DeviceSample>& sample) {
-  if (!sample) return {"-", "-", "-", "-"};
+  if (!sample) return std::vector<std::string>(kSampleHeading.size(), "-");
   const auto watts = [](uint32_t milliwatts) { return std::to_string((milliwatts + 500) / 1000); };
   return {
       sample->gpuPercent < 0 ? "-" : std::to_string(sample->gpuPercent) + "%",
@@ -74,7 +75,11 @@ std::vector<std::string> sampleCells(const std::optional<DeviceSample>& sample) 
       sample->temperatureC == DeviceSample::kNoTemperature ? "-" : std::to_string(sample->temperatureC) + "C",
       sample->powerMw == 0        ? "-"
       : sample->powerLimitMw == 0 ? watts(sample->powerMw) + " W"
-                                  : watts(sample->powerMw) + " of " + watts(sample->powerLimitMw) + " W"};
+                                  : watts(sample->powerMw) + " of " + watts(sample->powerLimitMw) + " W",
+      sample->smMhz == 0 ? "-" : std::to_string(sample->smMhz) + " MHz",
+      sample->eccErrors < 0 ? "-" : std::to_string(sample->eccErrors),
+      sample->nvlinks < 0 ? "-" : std::to_string(sample->nvlinks),
+      sample->xid == 0 ? "-" : std::to_string(sample->xid)};
 }
 
 struct Listing {
@@ -190,8 +195,11 @@ int runDevices(const Words& words) {
       "  gpupool devices\n  gpupool devices -v\n"
       "  gpupool devices --json | jq '.[] | select(.freeBytes > 0)'\n",
       "Also -v. Shows what NVIDIA's management library says of each GPU: its load (the part of the time in "
-      "which a kernel ran), the memory in use by whatever runs there, temperature and power. A - stands for "
-      "what it does not say.");
+      "which a kernel ran), the memory in use by whatever runs there, temperature, power, the clock of its "
+      "multiprocessors, its uncorrected memory errors since the driver was loaded (ECC), how many of its "
+      "NVLinks are up, and its last critical error since the server was started (XID). A - stands for what "
+      "it "
+      "does not say, and for no such error.");
   if (listing.helped) return 0;
   ManagerQuery query = listing.query();
   const auto devices = query.devices();

@@ -192,6 +192,9 @@ void addSamples(const Context& context, const std::vector<ServerUse>& servers, P
        }},
       {"DCGM_FI_DEV_XID_ERRORS", "gauge", "The last critical Xid since the server was started.",
        [](const DeviceSample& one) { return Value(one.xid); }},
+      // The exporter has NVLinks' bytes and errors, but not how many are up.
+      {"gpupool_device_nvlinks_up", "gauge", "NVLinks of the GPU that are up.",
+       [](const DeviceSample& one) { return one.nvlinks < 0 ? Value() : Value(one.nvlinks); }},
   };
   std::vector<std::pair<Labels, DeviceSample>> samples;
   for (const ServerUse& server : servers)

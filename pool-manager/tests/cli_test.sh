@@ -145,10 +145,10 @@ gpupool down > /dev/null
 check "nothing is left" nothing_left
 
 case="health"
-echo "load 37 memory 1024 temperature 41 power 300400 limit 700000" > "$folder/gpus"
+echo "load 37 memory 1024 temperature 41 power 300400 limit 700000 ecc 3 links 2" > "$folder/gpus"
 FAKE_NVML_STATE=$folder/gpus GPUPOOL_SERVER_NVML=$nvml up > /dev/null; check "up" test $? -eq 0
 shows() { has "$(gpupool devices -v)" "$1" > /dev/null; }
-check "load, memory, temperature, power" until_true shows "37%   1.0 KiB  41C   300 of 700 W  free"
+check "load, memory, temperature, power" until_true shows "37%   1.0 KiB  41C   300 of 700 W  -         3    2        -    free"
 check "devices alone has none" test -z "$(gpupool devices | grep LOAD)"
 check "JSON has them" python3 -c '
 import json, sys
@@ -156,10 +156,12 @@ for device in json.loads(sys.argv[1]):
     sample = device["sample"]
     assert sample.pop("ageMs") < 30000, sample
     assert sample == {"gpuPercent": 37, "memoryPercent": 5, "usedBytes": 1024, "totalBytes": 4096, "temperatureC": 41,
-                      "powerMilliwatts": 300400, "powerLimitMilliwatts": 700000, "lastXid": 0}, sample
+                      "powerMilliwatts": 300400, "powerLimitMilliwatts": 700000, "lastXid": 0, "uncorrectedEccErrors": 3,
+                      "nvlinksUp": 2}, sample
 ' "$(gpupool devices --json)"
 echo "load 37 xid 31 xid 79" > "$folder/new" && mv "$folder/new" "$folder/gpus"
 check "a GPU with an Xid of its own is broken" until_true shows "node GPU 1 is broken: Xid 79: the GPU has fallen off the bus"
+check "and which it was" until_true shows "79   broken"
 check "what NVML does not say any more is -" until_true shows "37%   -     -"
 gpupool down > /dev/null
 GPUPOOL_SERVER_NVML=libnosuch.so.7 GPUPOOL_SERVER_CHECKPOINT_FOLDER=/nowhere/c GPUPOOL_SERVER_SUSPEND_FOLDER=/nowhere/s \
@@ -170,7 +172,7 @@ done
 text=$("$bin/gpupool-server" --manager unix:/nowhere --config /dev/null --warm 100000 --check-config 2>&1); check "--warm" test $? -eq 2
 check "its bound" has "$text" "--warm: 100000 is more than 256"
 check "the log says why" until_true grep -q "no figures of the GPUs: libnosuch.so.7" "$GPUPOOL_STATE/server.log"
-check "and there are none" has "$(gpupool devices -v)" "-     -     -     -      free"
+check "and there are none" has "$(gpupool devices -v)" "-     -     -     -      -         -    -        -    free"
 gpupool down > /dev/null
 check "nothing is left" nothing_left
 
@@ -212,6 +214,8 @@ replaced() { new=$(pid_of server); [ -n "$new" ] && [ "$new" != "$old" ] && has_
 check "the server comes back" until_true replaced
 lost() { ! gpupool leases | grep -q fake_application; }
 check "without the lease, whose sessions it lost" until_true lost
+told() { gpupool audit | grep -q "server-lost .* node .* the manager" && gpupool audit | grep -q "server-alive .* node "; }
+check "the log tells of the server" until_true told
 check "the holder tells" until_true grep -q "the lease has ended: its server node was restarted" "$folder/output"
 kill -TERM $tool; wait $tool; check "the program is its user's" test $? -eq 143
 
@@ -293,7 +297,7 @@ text=$(gpupool uncordon node); check "in service already" test $? -eq 0
 text=$(gpupool cordon --reason "a new fan" node); check "cordon" test $? -eq 0
 text=$(gpupool servers)
 check "servers shows it" has "$text" "alive, cordoned"
-check "and why" has "$text" "node is cordoned: a new fan (by $(id -un)@"
+check "and why" has "$text" "node is cordoned: a new fan (by the operator (says: $(id -un)@"
 check "and since when" has "$text" "s ago)"
 check "devices shows it" has "$(gpupool devices)" "cordoned"
 text=$(gpupool run -- true); check "nothing is leased" test $? -eq 125

@@ -385,12 +385,15 @@ TEST_CASE_METHOD(Fixture, "metrics count leases, waits, grants and missed beats"
   DeviceSample sample;
   sample.gpuPercent = 37;
   sample.powerMw = 300'400;
+  sample.nvlinks = 18;
   service->pool().setSamples("a", {sample}, now);
   const Reply sampled = get("/metrics");
   const size_t labels = sampled.text.find("\nDCGM_FI_DEV_GPU_UTIL{") + 1;
   const std::string load = sampled.text.substr(labels, sampled.text.find('\n', labels) - labels);
   CHECK(load.ends_with(R"(",modelName="Fake GPU",Hostname="a"} 37)"));
   CHECK(contains(sampled.text, "\"} 300.4\n"));
+  const size_t links = sampled.text.find("\ngpupool_device_nvlinks_up{") + 1;
+  CHECK(sampled.text.substr(links, sampled.text.find('\n', links) - links).ends_with("Hostname=\"a\"} 18"));
   CHECK(!contains(sampled.text, "\nDCGM_FI_DEV_GPU_TEMP{"));  // not told
   now += 400;                                                 // four beats
   await(server.beatNow());
