@@ -89,6 +89,22 @@ std::pair<double, std::string_view> numberAndUnit(std::string_view text, const c
   return {number, text.substr(static_cast<size_t>(end - text.data()))};
 }
 
+// How many letters have to be put in, taken out or exchanged.
+size_t distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t above = row[j];
+      row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1])});
+      diagonal = above;
+    }
+  }
+  return row[b.size()];
+}
+
 }  // namespace
 
 std::chrono::milliseconds parseTime(std::string_view text) {
@@ -275,10 +291,24 @@ std::vector<std::string> Set::readArguments(const std::vector<std::string>& word
                negated != nullptr && isSwitch(negated->option) && equals == word.npos) {
       set(*negated, "false", word);
     } else {
-      throw OptionError(word + ": there is no such option; --help lists them");
+      throw OptionError(word + ": there is no such option; " + suggestion(name) + "--help lists them");
     }
   }
   return {words.begin() + static_cast<ptrdiff_t>(at), words.end()};
+}
+
+// "did you mean --gpus? "; "": none of the table is close to that.
+std::string Set::suggestion(std::string_view name) const {
+  std::string best;
+  if (name.empty()) return best;
+  size_t least = name.size() < 4 ? 2 : 3;  // fewer than so many slips
+  for (const Row& row : rows_)
+    for (const std::string& known : {row.option.name, "no-" + row.option.name}) {
+      if (known != row.option.name && !isSwitch(row.option)) continue;
+      const size_t far = distance(name, known);
+      if (far < least) least = far, best = known;
+    }
+  return best.empty() ? "" : "did you mean --" + best + "? ";
 }
 
 std::string Set::help() const {

@@ -92,6 +92,7 @@ class Set {
   };
   Row* find(std::string_view name);
   void set(Row& row, const std::string& text, const std::string& origin);
+  std::string suggestion(std::string_view name) const;
   std::vector<Row> rows_;
   std::string prefix_;
 };

@@ -138,8 +138,7 @@ bool Pool::serveRestore(const Waiter& waiter, LeaseRecord& record, Queue& before
     if (missing.empty() && record.placements.size() >= kMostToLeave)
       missing = "servers that it has left have not confirmed that yet";
     if (missing.empty()) missing = "the devices that are free are for those who waited longer";
-    if (before.length != 0)
-      missing += "; " + std::to_string(before.length) + " earlier request(s) are waiting";
+    missing += behind(before);
     return fail(missing);
   }
   if (overQuota.empty()) stay(waiter, before, now);

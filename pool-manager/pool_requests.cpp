@@ -288,8 +288,7 @@ void Pool::failLate(const Waiter& waiter, const Queue& before, uint64_t now) {
   const auto servers = inventory(waiter.who, now);
   Choice choice = place(waiter.wish, servers);
   if (choice.missing.empty()) choice.missing = "the devices that are free are for those who waited longer";
-  if (before.length != 0)
-    choice.missing += "; " + std::to_string(before.length) + " earlier request(s) are waiting";
+  if (couldEver(waiter.wish, servers)) choice.missing += behind(before);
   fail(waiter, {choice.never ? neverKind(waiter.wish, servers) : Failure::Kind::noDevice, choice.missing});
 }
 

@@ -300,8 +300,7 @@ bool Pool::serveResume(Waiter& waiter, Queue& before, uint64_t now) {
   if (tooLate(waiter, now, preempting)) {
     if (missing.empty()) missing = overQuota;
     if (missing.empty()) missing = "the devices that are free are for those who waited longer";
-    if (before.length != 0)
-      missing += "; " + std::to_string(before.length) + " earlier request(s) are waiting";
+    missing += behind(before);
     events_.notResumed(id,
                        {Failure::Kind::noDevice, "lease " + shortId(id) + " cannot be resumed: " + missing});
     return true;

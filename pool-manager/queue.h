@@ -45,6 +45,12 @@ struct Queue {
   uint64_t claims = 0;           // grows with each that claims more than was
   std::vector<Unserved> unserved = {};
 };
+// For people, of those who are before the next one: "; 2 earlier requests are waiting"; "": there are none.
+inline std::string behind(const Queue& before) {
+  return before.length == 0   ? ""
+         : before.length == 1 ? "; 1 earlier request is waiting"
+                              : "; " + std::to_string(before.length) + " earlier requests are waiting";
+}
 // A wish for which no leases to preempt were found.
 struct NoVictims {
   Wish wish;

@@ -55,7 +55,7 @@ const Help kListHelp = {
     "gpupool claim list [options]",
     "Lists the claims that have GPUs: for which job, how many programs use each, and which GPUs it has.",
     "GPUPOOL_STATE: the folder of this machine's pool.",
-    "0: listed. 1: no manager is reachable. 2: the command line is wrong.", "  gpupool claim list --json\n"};
+    "0: listed. 1: no manager is reachable. 2: the command line is wrong.", "  gpupool claim list -o json\n"};
 
 const Help kRenewHelp = {
     "gpupool claim renew [options] CLAIM...",
@@ -139,7 +139,8 @@ int create(const Words& words) {
   if (!tenant.empty()) settings.request.tenant = tenant;
   ManagerQuery query(settings.addresses, kCreateMs, settings.credentials);
   try {
-    std::cout << query.claim(settings.request).id.text() << "\n";
+    const auto told = [](const std::string& what) { std::cerr << "gpupool: " << what << "\n" << std::flush; };
+    std::cout << query.claim(settings.request, told).id.text() << "\n";
   } catch (const kj::Exception& error) {
     throw CommandError(statusOf(error), pool::errorText(error));
   }
@@ -155,26 +156,28 @@ std::vector<pool::Lease> claimsOf(ManagerQuery& query) {
 
 int list(const Words& words) {
   ClientOptions client;
-  bool asJson = false;
-  const Parsed parsed = parseCommand(words, kListHelp, &client, kAskingOptions,
-                                     {{"json", asJson, "", "Print JSON instead of a table.", true}});
+  Output output;
+  std::vector<options::Option> own;
+  output.addTo(own);
+  const Parsed parsed = parseCommand(withOutput(words), kListHelp, &client, kAskingOptions, own);
   if (parsed.helped) return 0;
+  check(output);
   demandNothingElse(parsed);
   ManagerQuery query(client, 3000);
   const auto claims = claimsOf(query);
   auto entries = nlohmann::json::array();
-  std::vector<std::vector<std::string>> rows = {leaseHeading(false)};
+  std::vector<std::vector<std::string>> rows = {leaseHeading(output.wide())};
   rows[0].back() = "USED BY";
   rows[0].insert(rows[0].begin() + 1, "JOB");
   for (const pool::Lease& claim : claims) {
     entries.push_back(pool::toJson(claim));
-    auto row = leaseRow(claim, false);
+    auto row = leaseRow(claim, output.wide());
     const size_t users = claim.adopters.size();
     row.back() = users == 0 ? "-" : users == 1 ? claim.adopters[0] : std::to_string(users) + " programs";
     row.insert(row.begin() + 1, claim.job);
     rows.push_back(std::move(row));
   }
-  if (asJson)
+  if (output.json)
     std::cout << pool::dump(entries, 2) << "\n";
   else
     printTable(rows);

@@ -29,7 +29,7 @@ const Help kExplainHelp = {
     "is "
     "wrong. 3: it would have to wait. 4: it can never be served.",
     "  gpupool explain --gpus 2 --gpu h200\n"
-    "  gpupool explain --gpu 'memory>=80GiB' --time 1h --json\n"};
+    "  gpupool explain --gpu 'memory>=80GiB' --time 1h -o json\n"};
 
 std::string inWords(const Explanation& answer) {
   switch (answer.outlook) {
@@ -71,17 +71,20 @@ void printPlaces(const Explanation& answer) {
 
 int runExplain(const Words& words) {
   ClientOptions options;
-  bool asJson = false;
-  const Parsed parsed = parseCommand(words, kExplainHelp, &options, leaseOptionNames(),
-                                     {{"json", asJson, "", "Print JSON instead of a table.", true}});
+  Output output;  // there is no wider table
+  const std::vector<options::Option> own = {{"output", output.form, "table|json", "Also -o.", true},
+                                            {"json", output.json, "", "--output json.", true}};
+  const Parsed parsed = parseCommand(withOutput(words), kExplainHelp, &options, leaseOptionNames(), own);
   if (parsed.helped) return 0;
+  if (output.wide()) throw options::OptionError("--output: 'wide' is not table or json");
+  check(output);
   if (!parsed.rest.empty())
     throw options::OptionError("'" + parsed.rest[0] + "': no arguments are expected, and no program is run");
   HolderSettings settings = leaseWish(options);
   settings.request.client = clientBeside();
   ManagerQuery query(settings.addresses, 3000, settings.credentials);
   const Explanation answer = query.explain(settings.request);
-  asJson ? printJson(toJson(answer)) : printPlaces(answer);
+  output.json ? printJson(toJson(answer)) : printPlaces(answer);
   return answer.outlook == Outlook::now ? 0 : answer.outlook == Outlook::never ? kNever : kWaits;
 }
 

@@ -1,5 +1,6 @@
 #include "pool-manager/cli/manager_query.h"
 
+#include "base/log.h"
 #include "pool-manager/cli/command.h"
 #include "pool-manager/cli/places.h"
 #include "pool-manager/convert.h"
@@ -83,11 +84,37 @@ void ManagerQuery::drop(const Id& id) {
   await(request.send().ignoreResult());
 }
 
-pool::Lease ManagerQuery::claim(const pool::LeaseRequest& wish) {
+pool::Lease ManagerQuery::claim(const pool::LeaseRequest& wish,
+                                const std::function<void(const std::string&)>& tell) {
+  const auto telling = tellAwaited(wish, tell);
   auto request = connection_->manager().leaseRequest();
   pool::write(wish, request.initRequest());
   return await(request.send().then([](auto&& response) { return pool::read(response.getLease()); }),
                uint64_t{wish.waitMs} + limitMs_);
+}
+
+// As Holder::tellAwaited, for a request that nobody has answered yet.
+kj::Promise<void> ManagerQuery::tellAwaited(const pool::LeaseRequest& wish,
+                                            const std::function<void(const std::string&)>& tell) {
+  if (wish.waitMs == 0) return kj::READY_NOW;
+  return io_.provider->getTimer()
+      .afterDelay(1 * kj::SECONDS)
+      .then([this, wish] {
+        auto request = connection_->manager().explainRequest();
+        pool::write(wish, request.initRequest());
+        return request.send();
+      })
+      .then([wait = options::formatTime(std::chrono::milliseconds(wish.waitMs)), job = wish.job,
+             tell](capnp::Response<schema::Manager::ExplainResults>&& response) {
+        const pool::Explanation answer = pool::read(response.getExplanation());
+        // It is being granted: what is its own already is in use.
+        const bool granted = answer.text.find("held by claim " + job) != std::string::npos;
+        if (granted || answer.outlook == pool::Outlook::now || answer.outlook == pool::Outlook::never) return;
+        tell("waiting (--wait " + wait + "): " + answer.text);
+      })
+      .eagerlyEvaluate([](kj::Exception&& error) {
+        GPUPOOL_INFO("what is waited for is not known: %s", pool::errorText(error).c_str());
+      });
 }
 
 void ManagerQuery::renewClaim(const Id& id) {

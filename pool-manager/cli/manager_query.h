@@ -66,8 +66,9 @@ class ManagerQuery {
   AuditNews auditAfter(uint64_t number, const std::string& lease, uint64_t sinceMs);
   // Ends a lease in its holder's place, or forgets one that is lost; returns when it is over.
   void drop(const Id& id);
-  // Makes the claim that the wish names (claims.h), or finds it; returns when it has its GPUs.
-  pool::Lease claim(const pool::LeaseRequest& wish);
+  // Makes the claim that the wish names (claims.h), or finds it; returns when it has its GPUs. tell: what it
+  // waits for, after a second, as a line for people.
+  pool::Lease claim(const pool::LeaseRequest& wish, const std::function<void(const std::string&)>& tell);
   // Keeps a claim for another --unused, though no program uses it.
   void renewClaim(const Id& id);
   // Ends a claim, named by its id or its job; returns when it is over.
@@ -96,6 +97,8 @@ class ManagerQuery {
   std::vector<pool::TenantUse> tenants();
 
  private:
+  kj::Promise<void> tellAwaited(const pool::LeaseRequest& wish,
+                                const std::function<void(const std::string&)>& tell);
   schema::Administration::Client administration() {
     return connection_->manager().administrationRequest().send().getAdministration();
   }

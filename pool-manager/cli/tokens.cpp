@@ -84,9 +84,9 @@ void printTokens(const std::vector<StoredToken>& tokens, bool wide) {
       {"TOKEN", "TENANT", "ROLE", "NAME", "STATE", "EXPIRES", "LAST USED"}};
   if (wide) rows[0].insert(rows[0].end(), {"CREATED", "CREATED BY", "REVOKED"});
   for (const StoredToken& token : tokens) {
-    auto& row = rows.emplace_back(std::vector<std::string>{token.id, token.tenant, name(token.role),
-                                                           token.name, stateOf(token),
-                                                           timeText(token.expiresS), timeText(token.usedS)});
+    auto& row = rows.emplace_back(std::vector<std::string>{
+        token.id, token.tenant, name(token.role), token.name == token.id ? "-" : token.name, stateOf(token),
+        timeText(token.expiresS), timeText(token.usedS)});
     if (wide) row.insert(row.end(), {timeText(token.createdS), token.createdBy, timeText(token.revokedS)});
   }
   printTable(rows);

@@ -139,6 +139,12 @@ TEST_CASE("errors name the source, the option and what is wrong") {
   CHECK(message([] { parseTime("99999d"); }) == "'99999d' is too long");
   CHECK(message([] { parseBytes("99999999999GiB"); }) == "'99999999999GiB' is too large");
   CHECK(message([&] { set.readArguments({"--nothing"}); }).find("--nothing: there is no such option") == 0);
+  const auto suggests = [&](const std::string& word, const std::string& known) {
+    return message([&] { set.readArguments({word}); }).find("did you mean " + known) != std::string::npos;
+  };
+  CHECK(suggests("--a-cuont", "--a-count? --help"));
+  CHECK(suggests("--no-fats", "--no-fast?"));
+  CHECK(!suggests("--nothing", ""));
   CHECK(message([&] { set.readArguments({"-x"}); }).find("-x: there is no such option") == 0);
   CHECK(message([&] { set.readArguments({"--no-a-count"}); }).find("there is no such option") !=
         std::string::npos);

@@ -108,7 +108,7 @@ TEST_CASE_METHOD(Suspends, "resuming says what is missing and who holds it, or w
   SECTION("until a lease ends") {
     pool->request(kAdmin, request(3, 60'000, 70 * kGiB), now);
     pool->request(kAdmin, request(4, 0, 15 * kGiB), now);  // what is free is not for it
-    CHECK(contains(failure(4), "2 earlier request(s) are waiting"));
+    CHECK(contains(failure(4), "2 earlier requests are waiting"));
     pool->release(kAdmin, {2, 2}, now);
     pool->revoked(kA, {2, 2}, now);
     REQUIRE(events.resumes.size() == 1);
@@ -186,7 +186,7 @@ TEST_CASE_METHOD(Suspends, "who waits for its server comes before a lease that i
   pool->request(kAdmin, request(3, 60'000, 70 * kGiB), now);
   pool->release(kAdmin, {2, 2}, now);
   resume(1);
-  CHECK(contains(notResumed(1) + (pool->tick(now += 2000), notResumed(1)), "earlier request(s) are waiting"));
+  CHECK(contains(notResumed(1) + (pool->tick(now += 2000), notResumed(1)), "earlier request"));
   pool->revoked(kA, {2, 2}, now);
   CHECK(events.grants.size() == 3);
   CHECK(events.resumes.empty());

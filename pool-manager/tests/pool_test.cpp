@@ -282,7 +282,11 @@ TEST_CASE_METHOD(Fixture, "who waits is served in order, and told at his deadlin
   pool->request(kAdmin, request(2, 5000), now);
   pool->request(kAdmin, request(3, 60'000), now);
   pool->request(kAdmin, request(4), now);  // will not wait
-  CHECK(failure(4).find("2 earlier request(s) are waiting") != std::string::npos);
+  CHECK(failure(4).find("2 earlier requests are waiting") != std::string::npos);
+  LeaseRequest elsewhere = request(5);
+  elsewhere.server = "z";
+  pool->request(kAdmin, elsewhere, now);
+  CHECK(failure(5) == "there is no server named z in the pool; there are: a");  // it waits for nobody
   now += 5000;
   beat(1, {{1, 1}});
   pool->tick(now);

@@ -27,13 +27,16 @@ TEST_CASE_METHOD(Fixture, "programs of a job use its claim, at once and one afte
   CHECK(contains(said({"claim", "list"}), "alps:1:0"));
   CHECK(contains(said({"leases"}), "claim alps:1:0 of "));
   CHECK(contains(tool(3, {"claim", "create", "--job", "alps:2:0"}), "none is free"));
+  const std::string waited = tool(3, {"claim", "create", "--job", "alps:2:0", "--wait", "3s"});
+  CHECK(contains(waited, "gpupool: waiting (--wait 3s): 1 device is wanted, none is free"));
 
   Program one, two;
   start(one, {TOOL, "run", "--claim", "alps:1:0", "--", APPLICATION, "sleep", "60"});
   environment.push_back("GPUPOOL_CLAIM=" + id);
   start(two, {TOOL, "run", "--", APPLICATION, "sleep", "60"});
   const pid_t first = sleeper(one), second = sleeper(two);
-  json claims = json::parse(said({"claim", "list", "--json"}));
+  CHECK(contains(said({"claim", "list", "-o", "wide"}), "  SHARE  PRIORITY  "));
+  json claims = json::parse(said({"claim", "list", "-o", "json"}));
   REQUIRE(claims.size() == 1);
   CHECK(claims[0]["claim"]["usedBy"].size() == 2);
   CHECK(service->pool().leases().size() == 1);

@@ -62,8 +62,10 @@ TEST_CASE_METHOD(Fixture, "audit lists what has happened, of one lease, lately, 
   run(second, {"--", "true"});
   REQUIRE(soonFree());
   said({"cordon", "--reason", "a new fan", "a"});
-  const json all = json::parse(said({"audit", "--json"}));
-  REQUIRE(all.size() == 5);
+  json all = json::parse(said({"audit", "--json"}));
+  REQUIRE(all.size() == 6);
+  CHECK(all[0]["event"] == "server-alive");
+  all.erase(0);
   CHECK(all[0]["event"] == "granted");
   CHECK(all[0]["reason"] == "one");
   CHECK(all[0]["where"] == "a GPU 0");
@@ -77,9 +79,14 @@ TEST_CASE_METHOD(Fixture, "audit lists what has happened, of one lease, lately, 
   CHECK(one.size() == 2);
   const std::string table = said({"audit"});
   CHECK(contains(table, "TIME "));
-  CHECK(contains(table, "  granted   " + lease.substr(0, 8) + "  a GPU 0"));
-  CHECK(contains(table, "cordoned  -         a "));
+  CHECK(contains(table, "  granted       " + lease.substr(0, 8) + "  a GPU 0"));
+  CHECK(contains(table, "cordoned      -         a "));
   CHECK(contains(table, "a new fan"));
+  CHECK(json::parse(said({"audit", "-o", "json"})).size() == 6);
+  const std::string wide = said({"audit", "-o", "wide"});
+  CHECK(contains(wide, "NUMBER  TIME "));
+  CHECK(contains(wide, "  granted       " + lease + "  a GPU 0"));
+  CHECK(contains(tool(2, {"audit", "-o", "xml"}), "is not table, wide or json"));
   CHECK(contains(tool(2, {"audit", "--lease", "xyz"}), "is no lease's id"));
 }
 
@@ -90,7 +97,15 @@ TEST_CASE_METHOD(Fixture, "a long log comes in several answers") {
     }
   }
   const json all = json::parse(said({"audit", "--json"}));
-  REQUIRE(all.size() == 700);
-  CHECK(all[0]["reason"] == "0");
-  CHECK(all[699]["reason"] == "699");
+  REQUIRE(all.size() == 701);  // and that the server is there
+  CHECK(all[1]["reason"] == "0");
+  CHECK(all[700]["reason"] == "699");
+}
+
+TEST_CASE_METHOD(Fixture, "explain has a table and JSON, and slips are pointed out") {
+  CHECK(json::parse(said({"explain", "-o", "json"})) == json::parse(said({"explain", "--json"})));
+  CHECK(contains(tool(2, {"explain", "-o", "wide"}), "'wide' is not table or json"));
+  CHECK(contains(tool(2, {"explain", "--gpus", "h200"}),
+                 "--gpus: 'h200' is not a whole number: it says how many; which GPUs says --gpu"));
+  CHECK(contains(tool(2, {"explain", "--memroy", "1GiB"}), "did you mean --memory?"));
 }

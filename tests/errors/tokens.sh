@@ -160,8 +160,10 @@ operator=$(made operator --role operator --name canary)
 check "it is the line of a token file" grep -Eq '^operator: gpt_[0-9a-f]{16}_[0-9a-f]{64}$' "$operator"
 check "what it is, is said beside" one_line "$(cat "$folder/made-said")" "token [0-9a-f]{16} of tenant operator, operator, never expires"
 export GPUPOOL_TOKEN_FILE=$operator
+made erin >/dev/null
 run gpupool tokens list
 check "list: $err" grep -Eq "^[0-9a-f]{16} +operator +operator +canary +valid" <<<"$out"
+check "one without a name has none: $out" grep -Eq "^[0-9a-f]{16} +erin +user +- +valid" <<<"$out"
 run gpupool tokens list -o json
 check "no list has the token" test -z "$(grep -F "$(sed 's/.*_//' "$operator")" <<<"$out")"
 run gpupool cordon node
