@@ -234,6 +234,28 @@ void withoutContext(CUdevice device) {
   DRIVER(cuMemRelease(handle));
 }
 
+// Mapped and open to no device: copies are refused, and nothing else fails for it.
+static void closedToAll(CUdevice device, CUcontext context) {
+  CUmemAllocationProp properties = onDevice(device);
+  size_t bytes = 0;
+  DRIVER(cuMemGetAllocationGranularity(&bytes, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+  CUmemGenericAllocationHandle handle = 0;
+  CUdeviceptr closed = 0, open = 0;
+  DRIVER(cuMemCreate(&handle, bytes, &properties, 0));
+  DRIVER(cuMemAddressReserve(&closed, bytes, 0, 0, 0));
+  DRIVER(cuMemMap(closed, bytes, 0, handle, 0));
+  DRIVER(cuMemAlloc(&open, 64));
+  REQUIRE(cuMemcpyDtoD(open, closed, 64) == CUDA_ERROR_INVALID_VALUE);
+  REQUIRE(cuMemcpyPeer(open, context, closed, context, 64) == CUDA_ERROR_INVALID_VALUE);
+  REQUIRE(cuMemsetD8(closed, 0, 64) == CUDA_ERROR_INVALID_VALUE);
+  DRIVER(cuMemsetD8(open, 1, 64));
+  DRIVER(cuCtxSynchronize());
+  DRIVER(cuMemFree(open));
+  DRIVER(cuMemUnmap(closed, bytes));
+  DRIVER(cuMemAddressFree(closed, bytes));
+  DRIVER(cuMemRelease(handle));
+}
+
 int main() {
   CUdevice device;
   CUcontext context;
@@ -244,6 +266,7 @@ int main() {
   DRIVER(cuCtxSetCurrent(context));
   pieces(device);
   aliases(device);
+  closedToAll(device, context);
   acrossDevices();
   hostMemory(device);
   accounting(device);
