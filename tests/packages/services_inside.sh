@@ -305,6 +305,7 @@ END
   no_claim() { ! has "alps:4711" gpupool claim list; }
   check "the timer ends it" until_true no_claim
   check "and says so" has "job 4711 has ended: its claim .* is released" journalctl -u gpupool-slurm-reap --no-pager
+  exposed gpupool-slurm-reap 20
   check "its unit has not failed" has 0 bash -c 'systemctl show -P ExecMainStatus gpupool-slurm-reap'
   systemctl stop gpupool-slurm-reap.timer slurmctld munge
 }
