@@ -228,6 +228,9 @@ TEST_CASE_METHOD(Targets, "where nothing has moved the lease is what it was") {
     CHECK(notMoved().empty());
     returned(true);
     CHECK(notMoved() == "server a: a capture is open");
+    const AuditEntry told = pool->audit(kAdmin, {}, 100).back();
+    CHECK(told.event == AuditEvent::stayed);
+    CHECK(told.reason == "server a: a capture is open");
     CHECK(state() == LeaseState::active);
     CHECK(at() == "a GPU 0");
     REQUIRE(revokesOf("b") == 1);
