@@ -52,6 +52,7 @@ struct LeaseRecord : StoredLease {
   uint64_t endsMs = kNever;       // when its time limit is over
   uint64_t revokingMs = 0;        // since when
   std::string endedBy;            // revoking: on whose word
+  std::string droppedBy;          // lost: whose word it is that nothing of it runs; empty: its server's
   std::set<std::string> ordered;  // servers that a grant or revoke is on its way to
   bool unborn = false;            // the store has not accepted it yet
   bool leftOver = false;   // granting since the manager was started: its server may have confirmed it before

@@ -219,6 +219,9 @@ void Pool::close(LeaseRecord& record, uint64_t now, bool givenUp) {
     if (!record.stillborn) writes.push_back({kEndedPrefix + record.id.text(), lost.reason});
     entries.push_back(forgotten ? entryOf(eventOf(record.ending), record, record.endedBy, record.reason)
                                 : entryOf(AuditEvent::lost, record, "", lost.reason));
+  } else if (forgotten && !record.droppedBy.empty()) {
+    entries.push_back(
+        entryOf(AuditEvent::released, record, record.droppedBy, "dropped, lost: " + record.reason));
   }
   writes.push_back({key, forgotten ? std::nullopt : std::optional(encodeLease(lost, bootId_))});
   if (forgotten && record.clientsInStore) writes.push_back({kClientsPrefix + record.id.text(), std::nullopt});

@@ -477,6 +477,7 @@ bool Pool::drop(const Principal& who, const Id& id, uint64_t now) {
   }
   GPUPOOL_WARNING("lease %s, lost with server %s, is dropped by an operator", id.text().c_str(),
                   record.server().name.c_str());
+  record.droppedBy = who.text();
   end(id, LeaseState::lost, record.reason, now);
   return true;
 }

@@ -108,6 +108,18 @@ TEST_CASE_METHOD(Audited<Fixture>, "ends that nobody ordered are the manager's w
     CHECK(story() == "granted lost");
     CHECK(entries()[1].reason == "its server a was restarted");
   }
+  SECTION("lost, and dropped") {
+    leaseNow(1);
+    pool->left("a", {1, 0}, false, now);
+    pool->release(kAdmin, {1, 1}, now);
+    pool->tick(now += 10'000 + times.driftMs + times.killMs + 1);
+    REQUIRE(story() == "granted lost");
+    pool->drop(kAdmin, {1, 1}, now);
+    CHECK(story() == "granted lost released");
+    CHECK(entries().back().by == "the operator");
+    CHECK(contains(entries().back().reason, "dropped, lost: "));
+    return;
+  }
   SECTION("the server does not take it") {
     pool->request(kAdmin, request(1), now);
     pool->grantFailed({1, 1}, "no", true, now);
