@@ -13,6 +13,12 @@ bool isOfServer(AuditEvent event) {
          event == AuditEvent::serverLeft;
 }
 
+void earn(unsigned& credit, uint64_t& sinceMs, unsigned most, uint64_t everyMs, uint64_t now) {
+  const uint64_t earned = (now - sinceMs) / everyMs;
+  credit = static_cast<unsigned>(std::min<uint64_t>(most, credit + earned));
+  sinceMs += earned * everyMs;
+}
+
 }  // namespace
 
 void ServerLog::load(const std::deque<AuditEntry>& entries) {
@@ -34,10 +40,9 @@ std::optional<AuditEntry> ServerLog::note(const std::string& name, AuditEvent ev
 }
 
 std::optional<AuditEntry> ServerLog::tell(const std::string& name, Server& server, uint64_t now) {
-  const uint64_t earned = (now - server.creditMs) / kCreditEveryMs;
-  server.credit = static_cast<unsigned>(std::min<uint64_t>(kMostCredit, server.credit + earned));
-  server.creditMs += earned * kCreditEveryMs;
-  if (server.credit == 0 || now < server.notBeforeMs) {
+  earn(server.credit, server.creditMs, kMostCredit, kCreditEveryMs, now);
+  earn(creditOfAll_, creditOfAllMs_, kMostOfAll, kOfAllEveryMs, now);
+  if (server.credit == 0 || creditOfAll_ == 0 || now < server.notBeforeMs) {
     server.untold += server.credit == 0;
     putOff_.insert(name);
     return std::nullopt;
@@ -46,6 +51,7 @@ std::optional<AuditEntry> ServerLog::tell(const std::string& name, Server& serve
   if (server.told == server.is) return std::nullopt;
   const unsigned untold = std::exchange(server.untold, 0);
   --server.credit;
+  --creditOfAll_;
   server.told = server.is;
   AuditEntry entry;
   entry.event = server.is;
@@ -58,6 +64,7 @@ std::optional<AuditEntry> ServerLog::tell(const std::string& name, Server& serve
 
 std::vector<AuditEntry> ServerLog::due(uint64_t now) {
   std::vector<AuditEntry> entries;
+  if (creditOfAll_ == 0 && now < creditOfAllMs_ + kOfAllEveryMs) return entries;
   for (const std::string& name : std::set<std::string>(putOff_)) {
     Server& server = servers_.at(name);
     const bool waits = server.credit == 0 && now < server.creditMs + kCreditEveryMs;
@@ -73,6 +80,7 @@ void ServerLog::refused(const std::string& name, uint64_t now) {
   Server& server = at->second;
   server.told.reset();
   server.credit = std::min(kMostCredit, server.credit + 1);
+  creditOfAll_ = std::min(kMostOfAll, creditOfAll_ + 1);
   server.notBeforeMs = now + kRetryMs;
   putOff_.insert(name);
 }

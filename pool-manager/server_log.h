@@ -1,8 +1,8 @@
 #pragma once
 // What the audit log is to tell of servers: that one is there, is lost, or has left. Each change once; but of
-// a server that comes and goes all the time no more than it has credit for, so that the log, which is
-// bounded, keeps what else has happened. What was put off is told when there is credit again, as it is then.
-// No clock and no store; one thread.
+// a server that comes and goes all the time, and of all servers together, as when their network fails, no
+// more than there is credit for, so that the log, which is bounded, keeps what else has happened. What was
+// put off is told when there is credit again, as it is then. No clock and no store; one thread.
 
 #include <cstdint>
 #include <map>
@@ -19,6 +19,8 @@ class ServerLog {
  public:
   static constexpr unsigned kMostCredit = 10;          // changes in a row
   static constexpr uint64_t kCreditEveryMs = 360'000;  // one more
+  static constexpr unsigned kMostOfAll = 500;          // changes of all servers in a row
+  static constexpr uint64_t kOfAllEveryMs = 60'000;    // one more
 
   // What the log tells so far: a manager that was started again repeats none of it.
   void load(const std::deque<AuditEntry>& entries);
@@ -44,6 +46,8 @@ class ServerLog {
   };
   std::optional<AuditEntry> tell(const std::string& name, Server& server, uint64_t now);
 
+  unsigned creditOfAll_ = kMostOfAll;
+  uint64_t creditOfAllMs_ = 0;
   std::map<std::string, Server> servers_;
   std::set<std::string> putOff_;
 };

@@ -27,16 +27,12 @@ CUresult activatePrimary(CUdevice device, unsigned flags, CUcontext context) {
   Session& session = Session::get();
   if (CUresult status = mayHaveContext(); status != CUDA_SUCCESS) return status;
   if (flags != 0) session.await<"cuDevicePrimaryCtxSetFlags_v2">(CUcontext{nullptr}, device, flags);
-  const CUresult status = session.await<"cuDevicePrimaryCtxRetain">(CUcontext{nullptr}, &context, device);
-  if (status == CUDA_SUCCESS) openSharedTo(device);
-  return status;
+  return session.await<"cuDevicePrimaryCtxRetain">(CUcontext{nullptr}, &context, device);
 }
 
 CUresult createRemote(CUdevice device, unsigned flags, CUcontext context) {
   if (CUresult status = mayHaveContext(); status != CUDA_SUCCESS) return status;
-  const CUresult status = Session::get().await<"cuCtxCreate_v2">(CUcontext{nullptr}, &context, flags, device);
-  if (status == CUDA_SUCCESS) openSharedTo(device);
-  return status;
+  return Session::get().await<"cuCtxCreate_v2">(CUcontext{nullptr}, &context, flags, device);
 }
 
 CUresult setRemoteFlags(CUcontext context, unsigned flags) {
@@ -89,6 +85,12 @@ CUresult current(CUcontext& context) {
   return status;
 }
 
+// Once it is alive: who opens memory meanwhile looks for living ones.
+CUresult opened(CUresult status, CUdevice device) {
+  if (status == CUDA_SUCCESS) openSharedTo(device);
+  return status;
+}
+
 }  // namespace
 
 CUresult startContexts(int deviceCount) {
@@ -99,7 +101,7 @@ CUresult startContexts(int deviceCount) {
 namespace custom {
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext* out, CUdevice device) {
-  return contexts().primaryRetain(out, device);
+  return opened(contexts().primaryRetain(out, device), device);
 }
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) { return contexts().primaryRelease(device); }
 CUresult cuDevicePrimaryCtxRelease(CUdevice device) { return contexts().primaryRelease(device); }
@@ -116,19 +118,19 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* activ
 }
 
 CUresult cuCtxCreate(CUcontext* out, unsigned flags, CUdevice device) {
-  return contexts().create(out, flags, device, kApiVersionOld);
+  return opened(contexts().create(out, flags, device, kApiVersionOld), device);
 }
 CUresult cuCtxCreate_v2(CUcontext* out, unsigned flags, CUdevice device) {
-  return contexts().create(out, flags, device);
+  return opened(contexts().create(out, flags, device), device);
 }
 CUresult cuCtxCreate_v3(CUcontext* out, CUexecAffinityParam*, int count, unsigned flags, CUdevice device) {
-  return count != 0 ? CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY : contexts().create(out, flags, device);
+  return count != 0 ? CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY : custom::cuCtxCreate_v2(out, flags, device);
 }
 CUresult cuCtxCreate_v4(CUcontext* out, CUctxCreateParams* parameters, unsigned flags, CUdevice device) {
   if (parameters != nullptr && parameters->numExecAffinityParams != 0)
     return CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY;
   if (parameters != nullptr && parameters->cigParams != nullptr) return CUDA_ERROR_NOT_SUPPORTED;
-  return contexts().create(out, flags, device);
+  return custom::cuCtxCreate_v2(out, flags, device);
 }
 CUresult cuCtxDestroy(CUcontext context) { return contexts().destroy(context); }
 CUresult cuCtxDestroy_v2(CUcontext context) { return contexts().destroy(context); }

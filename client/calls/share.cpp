@@ -170,8 +170,9 @@ void openSharedTo(CUdevice device) {
   OpenedMemories& all = openedMemories();
   std::lock_guard lock(all.mutex);
   for (const auto& [address, opened] : all.byAddress) {
-    const Context* opener = contexts().find(opened.context);
-    if (device != opened.device && device != opener->device) openTo(address, opened, device);
+    Allocation known;
+    if (allocations().find(address, known) && ((known.readers >> device) & 1) == 0)
+      openTo(address, opened, device);
   }
 }
 

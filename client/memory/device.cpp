@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <iterator>
+#include <system_error>
 #include <thread>
 
 #include "base/signals.h"
+#include "client/contexts.h"
 #include "client/memory/allocations.h"
 #include "client/memory/pages.h"
 #include "client/session.h"
@@ -181,14 +183,26 @@ CUresult DeviceMemory::grow(CUcontext context, size_t bytes) {
 }
 
 CUresult DeviceMemory::allocate(CUcontext context, size_t bytes, uint64_t& address) {
-  const CUresult status = tryAllocate(context, bytes, address);
-  if (status != CUDA_ERROR_OUT_OF_MEMORY || bytes > limit_ || !othersHave(context)) return status;
+  CUresult status = tryAllocate(context, bytes, address);
+  if (status != CUDA_ERROR_OUT_OF_MEMORY || !othersMayKeep(context, bytes)) return status;
   constexpr std::chrono::milliseconds kOnItsWay{100};
   Session::get().nap(kKeepTime + kOnItsWay);
-  return tryAllocate(context, bytes, address);
+  status = tryAllocate(context, bytes, address);
+  constexpr std::chrono::seconds kInVain{10};
+  std::lock_guard lock(mutex_);
+  if (status == CUDA_ERROR_OUT_OF_MEMORY) notAgain_ = Clock::now() + kInVain;
+  return status;
 }
 
-bool DeviceMemory::othersHave(CUcontext context) const {
+// Not in a protected program: what it was refused, and had a moment later, depends on others, and would not
+// be answered so again.
+bool DeviceMemory::othersMayKeep(CUcontext context, size_t bytes) const {
+  if (Session::get().isProtected()) return false;
+  {
+    std::lock_guard lock(mutex_);
+    const size_t own = used_ + charged_;
+    if (own > limit_ || bytes > limit_ - own || Clock::now() < notAgain_) return false;
+  }
   size_t elsewhere = 0;
   return Session::get().await<"sessionMemoryElsewhere">(context, CUdevice{device_}, &elsewhere) ==
              CUDA_SUCCESS &&
@@ -259,29 +273,30 @@ void DeviceMemory::release(CUcontext context, uint64_t address) {
   }
   addFree(address, size);
   // Of a small lease less: its other processes cannot have what this one keeps.
-  if (trimLocked(context, std::min<size_t>(kCacheBytes, limit_ / 16)) != 0) trimLater(context);
+  if (trimLocked(context, std::min<size_t>(kCacheBytes, limit_ / 16)) != 0) trimLater();
 }
 
-// A context that is about to end is trimmed so: nothing is done in it afterwards.
 void DeviceMemory::trim(CUcontext context, size_t keep) {
   std::lock_guard lock(mutex_);
   trimLocked(context, keep);
-  if (freedIn_ == context) freedIn_ = nullptr;
 }
 
-void DeviceMemory::trimLater(CUcontext context) {
+void DeviceMemory::trimLater() {
   freed_ = Clock::now();
-  freedIn_ = context;
   if (waiting_) return;
-  waiting_ = true;
   SignalsBlocked blocked;
-  std::thread([this] { trimWhenIdle(); }).detach();
+  try {
+    std::thread([this] { trimWhenIdle(); }).detach();
+    waiting_ = true;
+  } catch (const std::system_error&) {  // as many threads as the process may have
+    trimAll();
+  }
 }
 
 // On a thread of its own, which may wait in a call as the program's threads do.
 void DeviceMemory::trimWhenIdle() {
   std::unique_lock lock(mutex_);
-  while (freedIn_ != nullptr) {
+  for (;;) {
     if (const auto due = freed_ + kKeepTime; Clock::now() < due) {
       lock.unlock();
       std::this_thread::sleep_until(due);
@@ -289,11 +304,21 @@ void DeviceMemory::trimWhenIdle() {
     } else if (Session::get().capturing()) {  // nothing that the program did not ask for gets into that
       freed_ = Clock::now();
     } else {
-      trimLocked(freedIn_, 0);
       break;
     }
   }
+  trimAll();
   waiting_ = false;
+}
+
+// In a living context of this device: who ends it takes the mutex, to trim what is left, before the worker
+// hears of that. Where there is none, nothing is left.
+void DeviceMemory::trimAll() {
+  CUcontext living = nullptr;
+  contexts().forEachAlive([&](const Context& context) {
+    if (context.device == device_) living = context.handle;
+  });
+  if (living != nullptr) trimLocked(living, 0);
 }
 
 size_t DeviceMemory::trimLocked(CUcontext context, size_t keep) {

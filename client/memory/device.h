@@ -56,21 +56,20 @@ class DeviceMemory {
   };
   using Clock = std::chrono::steady_clock;
   CUresult tryAllocate(CUcontext context, size_t bytes, uint64_t& address);
-  bool othersHave(CUcontext context) const;
+  bool othersMayKeep(CUcontext context, size_t bytes) const;
   CUresult grow(CUcontext context, size_t bytes);
   uint64_t takeFree(size_t bytes);
   void addFree(uint64_t address, size_t bytes);
   size_t trimLocked(CUcontext context, size_t keep);  // what remains
-  void trimLater(CUcontext context);
+  void trimLater();
   void trimWhenIdle();
+  void trimAll();
   std::map<uint64_t, Extent>::iterator extentOf(uint64_t address);
 
   mutable std::mutex mutex_;
-  // When something was freed last, and in which context; null: nothing is kept of it. A thread waits for the
-  // moment while there is something to give back.
-  Clock::time_point freed_;
-  CUcontext freedIn_ = nullptr;
-  bool waiting_ = false;
+  Clock::time_point freed_;     // when something was freed last
+  bool waiting_ = false;        // a thread waits until that is kKeepTime ago
+  Clock::time_point notAgain_;  // until then an allocation does not wait for others: the last one did in vain
   // The last one for small blocks; the next has twice as much. What is free in it no large block can have.
   size_t sharedExtent_ = 0;
   CUdevice device_ = 0;  // the application's number, as everywhere but in frames (client/devices.h)

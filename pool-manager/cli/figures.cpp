@@ -31,7 +31,15 @@ constexpr kj::Duration kYoung = 100 * kj::MILLISECONDS;
 kj::Promise<void> FiguresSource::refresh(const pool::Lease& lease, kj::Duration age) {
   if (!latest_.devices.empty() && ageOfLatest() <= std::min(age, kYoung)) return kj::READY_NOW;
   if (!settled_)
-    KJ_IF_MAYBE (already, asking_) return already->addBranch();
+    KJ_IF_MAYBE (already, asking_) {
+      if (askedAge_ <= age) return already->addBranch();
+      // That one may be answered with what is too old for this one.
+      auto later = kj::heap<pool::Lease>(lease);
+      const pool::Lease& again = *later;
+      return already->addBranch()
+          .then([this, &again, age] { return refresh(again, age); })
+          .attach(kj::mv(later));
+    }
   if (where_ && *where_ != lease.server.life()) stream_ = nullptr;  // it has moved
   where_ = lease.server.life();
   auto copy = kj::heap<pool::Lease>(lease);
@@ -46,6 +54,7 @@ kj::Promise<void> FiguresSource::refresh(const pool::Lease& lease, kj::Duration 
                      return connect(lease).then([this, maxAgeMs] { return ask(maxAgeMs); });
                    });
   settled_ = false;
+  askedAge_ = age;
   // In the fork itself: whoever asked first may be gone before the answer.
   auto fork = io_.getTimer()
                   .timeoutAfter(settings_.askBound, kj::mv(asked))

@@ -49,6 +49,7 @@ class FiguresSource {
   Figures latest_;
   kj::Maybe<kj::ForkedPromise<void>> asking_;  // the last question
   bool settled_ = true;                        // it has been answered, or has failed
+  kj::Duration askedAge_ = 0 * kj::SECONDS;    // of it
 };
 
 }  // namespace gpupool::cli

@@ -272,3 +272,16 @@ TEST_CASE_METHOD(Audited<Suspends>, "suspending and resuming are told when the s
   serverResumes();
   CHECK(story() == "granted suspended resumed");
 }
+
+TEST_CASE("a pool that is lost as a whole leaves room in the audit log") {
+  ServerLog log;
+  uint64_t now = 1'000'000, told = 0;
+  for (unsigned i = 0; i < 2 * ServerLog::kMostOfAll; ++i)
+    told += log.note("s" + std::to_string(i), AuditEvent::serverLost, "its network", now).has_value();
+  CHECK(told == ServerLog::kMostOfAll);
+  CHECK(log.due(now).empty());
+  const auto later = log.due(now += ServerLog::kOfAllEveryMs);
+  REQUIRE(later.size() == 1);
+  CHECK(later[0].event == AuditEvent::serverLost);
+  CHECK(log.due(now).empty());
+}

@@ -27,7 +27,9 @@ namespace gpupool::server {
 namespace {
 
 constexpr int kAlone = 0, kOccupied = 1;  // what a child under a user id says of that
-constexpr int kSweeps = 20;
+// How often it is looked whether what was killed has ended: briefly while there are other user ids to be had,
+// for a busy machine takes longer.
+constexpr int kSweeps = 20, kLastSweeps = 1000;
 
 // For children: system calls only. CAP_KILL first: a child that cannot become the user signals nobody.
 bool becomeUser(uid_t user, const UserRange& users, const std::vector<gid_t>& groups) {
@@ -242,19 +244,20 @@ bool Spawner::isSpared(uid_t user) {
 }
 
 uid_t Spawner::freeUser() {
-  for (size_t tries = 0; tries < users_.count(); ++tries) {
-    const uid_t user = next_;
-    next_ = next_ == users_.last ? users_.first : next_ + 1;
-    const bool used = std::any_of(workers_.begin(), workers_.end(),
-                                  [&](const auto& one) { return one.second.user == user; });
-    if (!used && !isSpared(user) && sweep(user)) return user;
-  }
+  for (const int sweeps : {kSweeps, kLastSweeps})
+    for (size_t tries = 0; tries < users_.count(); ++tries) {
+      const uid_t user = next_;
+      next_ = next_ == users_.last ? users_.first : next_ + 1;
+      const bool used = std::any_of(workers_.begin(), workers_.end(),
+                                    [&](const auto& one) { return one.second.user == user; });
+      if (!used && !isSpared(user) && sweep(user, sweeps)) return user;
+    }
   return 0;
 }
 
 // Something may run there that a worker without walls has left, or that an earlier life of the server has.
-bool Spawner::sweep(uid_t user) {
-  for (int tries = 0; tries < kSweeps; ++tries) {
+bool Spawner::sweep(uid_t user, int sweeps) {
+  for (int tries = 0; tries < sweeps; ++tries) {
     const pid_t pid = fork();
     if (pid == 0) endOthers(user);
     int status = 0;

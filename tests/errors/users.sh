@@ -31,10 +31,9 @@ check "and says whose they are: $err" one_log_line "$err" \
 down
 unset GPUPOOL_SERVER_DEVICE_LOCKS
 
-uids() { local pid; for pid in $(pgrep gpupool-worker); do awk -v pid="$pid" '/^Uid:/ { print $2, pid }' "/proc/$pid/status"; done 2>/dev/null |
+uids() { local pid; for pid in $(pgrep gpupool-worker); do awk -v pid="$pid" '/^State:/ { ended = $2 == "Z" } /^Uid:/ && !ended { print $2, pid }' "/proc/$pid/status"; done 2>/dev/null |
   awk -v first="$first" -v last="$last" '$1 >= first && $1 <= last'; }
 none_left() { [ -z "$(uids)" ]; }
-are_gone() { local pid; for pid in "$@"; do [ ! -e "/proc/$pid" ] || return 1; done; }
 capabilities() { awk '/^Cap(Prm|Eff|Bnd|Amb):/ { print $2 }' "/proc/$1/status" | sort -u; }
 spawner() { pgrep -P "$(pid_of server)" gpupool-spawner; }
 

@@ -99,6 +99,27 @@ static void askEnded(int reset, int beside) {
   cudaGetLastError();
 }
 
+// What one device's pool gives back while another device is current, whose context then ends.
+static void trimBeside(int reset, int pooled) {
+  cudaMemPool_t pool;
+  uint64_t all = UINT64_MAX;
+  void* memory = nullptr;
+  CUDA(cudaSetDevice(pooled));
+  CUDA(cudaDeviceGetDefaultMemPool(&pool, pooled));
+  CUDA(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all));
+  CUDA(cudaMallocAsync(&memory, kBytes, nullptr));
+  CUDA(cudaFreeAsync(memory, nullptr));
+  CUDA(cudaDeviceSynchronize());
+  CUDA(cudaSetDevice(reset));
+  CUDA(cudaFree(nullptr));
+  CUDA(cudaMemPoolTrimTo(pool, 0));
+  CUDA(cudaDeviceReset());
+  std::this_thread::sleep_for(std::chrono::milliseconds(600));  // what is kept for a while has gone by then
+  CUDA(cudaSetDevice(pooled));
+  live();
+  CUDA(cudaDeviceSynchronize());
+}
+
 int main(int argc, char** argv) {
   int devices = 0;
   CUDA(cudaGetDeviceCount(&devices));
@@ -107,6 +128,9 @@ int main(int argc, char** argv) {
   check::say("the first one ended %d times", kLives);
   resets(devices - 1, 0);
   check::say("the last one ended %d times", kLives);
-  if (devices > 1) askEnded(0, devices - 1);
+  if (devices > 1) {
+    askEnded(0, devices - 1);
+    trimBeside(0, devices - 1);
+  }
   return check::pass();
 }
