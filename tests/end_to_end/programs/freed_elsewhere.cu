@@ -1,5 +1,6 @@
 // Memory that other processes have freed can be allocated, though they live on and may allocate again: four
-// of them hold and free, and a fifth takes nearly all of a small lease.
+// of them hold and free, and a fifth takes nearly all of a small lease. Natively at once; in a pool a moment
+// later, or more where the machine is busy or their sessions are just being moved.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -37,7 +38,9 @@ int main() {
   CUDA(cudaMemGetInfo(&free, &total));
   const size_t bytes = std::min(total - total / 16, size_t{900} * kMiB);
   void* memory = nullptr;
-  CUDA(cudaMalloc(&memory, bytes));
+  for (int tries = 0; tries < 1000 && cudaMalloc(&memory, bytes) != cudaSuccess; ++tries) usleep(100'000);
+  cudaGetLastError();
+  REQUIRE(memory != nullptr);
   CUDA(cudaMemset(memory, 2, bytes));
   CUDA(cudaDeviceSynchronize());
   void* more = nullptr;
