@@ -222,7 +222,8 @@ TEST_CASE("a killed server that comes back goes on with its sessions, as often a
     CHECK(bench.told.readopted[0] == std::pair(Id{1, 1}, uint64_t{1}));
     CHECK(bench.told.running == std::vector<std::vector<Id>>{{{1, 1}}, {{1, 1}}});
     CHECK(asked.wait(bench.io.waitScope) == "refused, others have 0 MiB");  // it has 600 of 1024 MiB
-    bench.until([&] { return bench.told.problems == std::vector<std::string>{"", ""}; });
+    bench.until(
+        [&] { return bench.told.granted && bench.told.problems == std::vector<std::string>{"", ""}; });
   }
   CHECK(ask('g') == "given");
   CHECK(ask('m') == "taken, others have 0 MiB");
