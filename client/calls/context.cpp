@@ -85,8 +85,9 @@ CUresult current(CUcontext& context) {
   return status;
 }
 
-// Once it is alive: who opens memory meanwhile looks for living ones.
-CUresult opened(CUresult status, CUdevice device) {
+// `status` is that of making or retaining a context of the device. Called when the context is alive: memory
+// that another thread opens meanwhile is then opened to it by that thread.
+CUresult withShared(CUresult status, CUdevice device) {
   if (status == CUDA_SUCCESS) openSharedTo(device);
   return status;
 }
@@ -101,7 +102,7 @@ CUresult startContexts(int deviceCount) {
 namespace custom {
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext* out, CUdevice device) {
-  return opened(contexts().primaryRetain(out, device), device);
+  return withShared(contexts().primaryRetain(out, device), device);
 }
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) { return contexts().primaryRelease(device); }
 CUresult cuDevicePrimaryCtxRelease(CUdevice device) { return contexts().primaryRelease(device); }
@@ -118,10 +119,10 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* activ
 }
 
 CUresult cuCtxCreate(CUcontext* out, unsigned flags, CUdevice device) {
-  return opened(contexts().create(out, flags, device, kApiVersionOld), device);
+  return withShared(contexts().create(out, flags, device, kApiVersionOld), device);
 }
 CUresult cuCtxCreate_v2(CUcontext* out, unsigned flags, CUdevice device) {
-  return opened(contexts().create(out, flags, device), device);
+  return withShared(contexts().create(out, flags, device), device);
 }
 CUresult cuCtxCreate_v3(CUcontext* out, CUexecAffinityParam*, int count, unsigned flags, CUdevice device) {
   return count != 0 ? CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY : custom::cuCtxCreate_v2(out, flags, device);

@@ -36,7 +36,7 @@ CUresult openShared(const schema::ShareToken& token, CUmemoryPool pool, CUdevice
 // At the last close it is unmapped, after the work of `stream` so far, or of its whole context if that is
 // null: the driver's unmapping would fault running kernels.
 CUresult closeShared(CUdeviceptr address, const StreamRef* stream);
-// The device has a context now, and may copy what was opened, too.
+// Lets the device, which has a context now, copy what was opened before.
 void openSharedTo(CUdevice device);
 // The context ends, and nothing runs in it: what was opened for it is unmapped, however often it was opened.
 void endShared(CUcontext context);

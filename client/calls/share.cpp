@@ -38,29 +38,22 @@ OpenedMemories& openedMemories() {
   return *all;
 }
 
+CUresult allow(CUcontext context, uint64_t mapped, CUdevice device) {
+  const unsigned both = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  return Session::get().await<"sessionExtentAccess">(context, CUdeviceptr{mapped}, device, unsigned{both});
+}
+
 // What cuMemAlloc makes, every device may copy, whichever context is current (driver manual, Unified
 // Addressing), and so it may what was opened, if it can reach its device. An imported pool's access is
 // cuMemPoolSetAccess's.
 void openTo(uint64_t address, const OpenedMemory& opened, CUdevice device) {
+  Allocation known;
   int can = 0;
-  if (opened.pool != nullptr || custom::cuDeviceCanAccessPeer(&can, device, opened.device) != CUDA_SUCCESS ||
-      can == 0)
+  if (opened.pool != nullptr || !allocations().find(address, known) || ((known.readers >> device) & 1) != 0)
     return;
-  const unsigned both = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  if (Session::get().await<"sessionExtentAccess">(opened.context, CUdeviceptr{opened.mapped}, device,
-                                                  unsigned{both}) == CUDA_SUCCESS)
+  if (custom::cuDeviceCanAccessPeer(&can, device, opened.device) != CUDA_SUCCESS || can == 0) return;
+  if (allow(opened.context, opened.mapped, device) == CUDA_SUCCESS)
     allocations().setAccess(address, device, true, true);
-}
-
-// For its own device and the one that opens it: the same where its own is not seen.
-CUresult allow(CUcontext context, uint64_t mapped, CUdevice owner, CUdevice opener) {
-  constexpr unsigned both = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  CUresult status =
-      Session::get().await<"sessionExtentAccess">(context, CUdeviceptr{mapped}, owner, unsigned{both});
-  if (status == CUDA_SUCCESS && opener != owner)
-    status =
-        Session::get().await<"sessionExtentAccess">(context, CUdeviceptr{mapped}, opener, unsigned{both});
-  return status;
 }
 
 CUresult map(const Context& context, const OpenedPhysical& opened, uint64_t& mapped) {
@@ -69,7 +62,10 @@ CUresult map(const Context& context, const OpenedPhysical& opened, uint64_t& map
   CUresult status =
       Session::get().await<"sessionPhysicalMap">(context.handle, opened.name, CUdeviceptr{mapped});
   if (status == CUDA_SUCCESS) {
-    status = allow(context.handle, mapped, opened.device, context.device);
+    // For its own device and the one that opens it: the same where its own is not seen.
+    status = allow(context.handle, mapped, opened.device);
+    if (status == CUDA_SUCCESS && context.device != opened.device)
+      status = allow(context.handle, mapped, context.device);
     if (status != CUDA_SUCCESS)
       Session::get().post<"sessionExtentUnmap">(context.handle, CUdeviceptr{mapped});
   }
@@ -134,9 +130,7 @@ CUresult openShared(const ShareToken& token, CUmemoryPool pool, CUdeviceptr* out
   allocations().add(entry);
   const OpenedMemory& known =
       all.byAddress[address] = {token, pool, context->handle, opened.device, mapped, opened.bytes};
-  contexts().forEachAlive([&](const Context& other) {
-    if (((entry.readers >> other.device) & 1) == 0) openTo(address, known, other.device);
-  });
+  contexts().forEachAlive([&](const Context& other) { openTo(address, known, other.device); });
   *out = address;
   return CUDA_SUCCESS;
 }
@@ -169,11 +163,7 @@ CUresult closeShared(CUdeviceptr address, const StreamRef* stream) {
 void openSharedTo(CUdevice device) {
   OpenedMemories& all = openedMemories();
   std::lock_guard lock(all.mutex);
-  for (const auto& [address, opened] : all.byAddress) {
-    Allocation known;
-    if (allocations().find(address, known) && ((known.readers >> device) & 1) == 0)
-      openTo(address, opened, device);
-  }
+  for (const auto& [address, opened] : all.byAddress) openTo(address, opened, device);
 }
 
 void endShared(CUcontext context) {

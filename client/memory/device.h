@@ -6,9 +6,10 @@
 // Blocks are multiples of 512 bytes. Small requests share 64 MiB extents, large ones get an extent of their
 // own. Extents that became free are kept up to kCacheBytes (of a small lease less) until nothing was freed
 // for kKeepTime, and given back when memory runs out: natively other processes can have at once what one has
-// freed. An allocation for which there is no room waits once for what others may be keeping. Threads: any;
-// one mutex per device, held while a new extent is awaited, so that two threads do not map the same memory
-// twice.
+// freed. An allocation for which there is no room waits for what others may be keeping: for a little more
+// than kKeepTime, not in a protected program, and not for 10 s after it was in vain. A memory pool that
+// allocates holds its mutex meanwhile. Threads: any; one mutex per device, held while a new extent is
+// awaited, so that two threads do not map the same memory twice.
 
 #include <chrono>
 #include <cstdint>

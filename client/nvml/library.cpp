@@ -104,7 +104,7 @@ nvmlReturn_t Library::refresh(unsigned index, std::chrono::milliseconds oldest) 
   if (gpu.status == NVML_ERROR_DRIVER_NOT_LOADED && initialised_ != 0) gpu.status = NVML_ERROR_GPU_IS_LOST;
   if (gpu.status == NVML_SUCCESS) gpu.status = judge(heard, oldest);
   // Also what was in vain, or is old by now, counts for a while: many threads that ask do not wait in turn.
-  // Not so where nobody asked for what changes.
+  // An old answer to nvmlInit does not: whoever asks for a live figure next is to hear a new one.
   const bool young = gpu.status == NVML_SUCCESS && heard.age < kFresh;
   const auto counts = young ? kFresh - heard.age : oldest == kFresh ? kFresh : std::chrono::milliseconds(0);
   gpu.until = Clock::now() + counts;

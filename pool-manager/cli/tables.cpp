@@ -198,8 +198,7 @@ int runDevices(const Words& words) {
       "which a kernel ran), the memory in use by whatever runs there, temperature, power, the clock of its "
       "multiprocessors, its uncorrected memory errors since the driver was loaded (ECC), how many of its "
       "NVLinks are up, and its last critical error since the server was started (XID). A - stands for what "
-      "it "
-      "does not say, and for no such error.");
+      "it does not say, and for no such error.");
   if (listing.helped) return 0;
   ManagerQuery query = listing.query();
   const auto devices = query.devices();

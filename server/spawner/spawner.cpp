@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -27,9 +28,10 @@ namespace gpupool::server {
 namespace {
 
 constexpr int kAlone = 0, kOccupied = 1;  // what a child under a user id says of that
-// How often it is looked whether what was killed has ended: briefly while there are other user ids to be had,
-// for a busy machine takes longer.
-constexpr int kSweeps = 20, kLastSweeps = 1000;
+constexpr int kSweeps = 20;
+// Where no user id is free, all are tried again for so long: on a busy machine what was killed takes longer
+// to end.
+constexpr std::chrono::seconds kPatience{1};
 
 // For children: system calls only. CAP_KILL first: a child that cannot become the user signals nobody.
 bool becomeUser(uid_t user, const UserRange& users, const std::vector<gid_t>& groups) {
@@ -244,20 +246,25 @@ bool Spawner::isSpared(uid_t user) {
 }
 
 uid_t Spawner::freeUser() {
-  for (const int sweeps : {kSweeps, kLastSweeps})
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  for (bool occupied = true; occupied;) {
+    occupied = false;  // by what was killed
     for (size_t tries = 0; tries < users_.count(); ++tries) {
       const uid_t user = next_;
       next_ = next_ == users_.last ? users_.first : next_ + 1;
       const bool used = std::any_of(workers_.begin(), workers_.end(),
                                     [&](const auto& one) { return one.second.user == user; });
-      if (!used && !isSpared(user) && sweep(user, sweeps)) return user;
+      if (used || isSpared(user)) continue;
+      if (sweep(user)) return user;
+      occupied = std::chrono::steady_clock::now() < until;
     }
+  }
   return 0;
 }
 
 // Something may run there that a worker without walls has left, or that an earlier life of the server has.
-bool Spawner::sweep(uid_t user, int sweeps) {
-  for (int tries = 0; tries < sweeps; ++tries) {
+bool Spawner::sweep(uid_t user) {
+  for (int tries = 0; tries < kSweeps; ++tries) {
     const pid_t pid = fork();
     if (pid == 0) endOthers(user);
     int status = 0;

@@ -56,7 +56,7 @@ class Spawner {
   // A user id of which no process runs; 0: all are in use.
   uid_t freeUser();
   // Ends what runs under that user id. True: nothing does any more.
-  bool sweep(uid_t user, int sweeps);
+  bool sweep(uid_t user);
   [[noreturn]] void endOthers(uid_t user) const;  // in a child
   // Reaps every child that has ended, and keeps the status of those that are workers.
   void collect();
