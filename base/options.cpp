@@ -225,7 +225,8 @@ void Set::set(Row& row, const std::string& text, const std::string& origin) {
     assign(row.option.slot, text);
     row.given = true;
   } catch (const OptionError& error) {
-    throw OptionError(origin + ": " + error.what());
+    const std::string& hint = row.option.hint;
+    throw OptionError(origin + ": " + error.what() + (hint.empty() ? "" : ": " + hint));
   }
 }
 

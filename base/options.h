@@ -59,7 +59,8 @@ struct Option {
   Slot slot;
   std::string unit;  // for people: "TIME", "SIZE", "PATH" ...; empty for a switch
   std::string help;
-  bool commandOnly;  // not in files or the environment: it makes sense for one invocation only
+  bool commandOnly;       // not in files or the environment: it makes sense for one invocation only
+  std::string hint = {};  // said of a value that the option does not take, behind why
 };
 
 using Environment = std::function<const char*(const char*)>;  // getenv, or a test's

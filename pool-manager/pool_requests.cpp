@@ -295,6 +295,9 @@ void Pool::failLate(const Waiter& waiter, const Queue& before, uint64_t now) {
 Explanation Pool::explain(const Principal& who, const LeaseRequest& asked, uint64_t now) {
   latestMs_ = now;
   const LeaseRequest request = checked(who, asked);
+  // What it has itself already is in nobody's way: its server is about to confirm it.
+  if (const auto own = leases_.find(request.id); own != leases_.end() && own->second.runs())
+    return {Outlook::now, "it has its devices already", 0, {}};
   Waiter waiter{request, who, now, false, requests_ + 1, wishOf(request, times_.preempt.what)};
   Wish& wish = waiter.wish;
   wish.endsMs = request.limitMs == 0 ? kNever : now + request.limitMs;

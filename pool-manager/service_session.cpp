@@ -305,7 +305,8 @@ kj::Promise<void> Service::Session::places(PlacesContext context) {
 
 kj::Promise<void> Service::Session::explain(ExplainContext context) {
   demand(Operation::look);
-  const LeaseRequest request = read(context.getParams().getRequest());
+  LeaseRequest request = read(context.getParams().getRequest());
+  guarded([&] { service().pool_.nameClaim(principal(), request); });
   const auto answer =
       guarded([&] { return service().pool_.explain(principal(), request, service().clock_.now()); });
   write(answer, context.getResults().initExplanation());

@@ -45,11 +45,14 @@ CredentialSource credentialsOf(const ClientOptions& client) {
 }
 
 std::vector<options::Option> ClientOptions::table() {
+  options::Option gpuCount{"gpus", gpus, "N",
+                           "The number of GPUs to lease, 1 to 8. All of them are on one server."};
+  gpuCount.hint = "it says how many; which GPUs says --gpu";
   return {
       {"manager", manager, "ADDRESS",
        "The address of the pool manager: host:port or unix:/path. Several addresses, separated by commas, "
        "are tried in order. Empty: the pool that `gpupool up` started on this machine."},
-      {"gpus", gpus, "N", "The number of GPUs to lease, 1 to 8. All of them are on one server."},
+      gpuCount,
       {"memory", memory, "SIZE",
        "The memory to lease on each GPU, for example 20GiB. Other leases may use the rest of the GPU. 0: "
        "lease whole GPUs."},

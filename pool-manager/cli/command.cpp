@@ -40,14 +40,6 @@ const std::vector<Command>& commands() {
 
 namespace {
 
-std::vector<std::string> readWords(options::Set& set, const Words& words, bool* help) try {
-  return set.readArguments(words, help);
-} catch (const options::OptionError& error) {
-  const std::string text = error.what();
-  if (!text.starts_with("--gpus: ") || !text.ends_with("whole number")) throw;
-  throw options::OptionError(text + ": it says how many; which GPUs says --gpu");
-}
-
 void printHelp(const Help& help, const options::Set& set, bool client) {
   std::cout << "usage: " << help.usage << "\n\n"
             << options::wrap(help.purpose, 0) << "\noptions:\n"
@@ -92,7 +84,7 @@ Parsed parseCommand(const Words& words, const Help& help, ClientOptions* client,
   }
   options::Set set(shown, kClientPrefix);
   Parsed parsed;
-  parsed.rest = readWords(set, words, &parsed.helped);
+  parsed.rest = set.readArguments(words, &parsed.helped);
   if (parsed.helped) printHelp(help, set, client != nullptr);
   return parsed;
 }

@@ -143,10 +143,7 @@ kj::Promise<void> Holder::tellAwaited() {
       })
       .then([this](capnp::Response<schema::Manager::ExplainResults>&& response) {
         const pool::Explanation answer = pool::read(response.getExplanation());
-        // It is being granted: what is its own already is in use.
-        const std::string& own = settings_.request.holder;
-        const bool granted = !own.empty() && answer.text.find("held by " + own) != std::string::npos;
-        if (granted || answer.outlook == pool::Outlook::now || answer.outlook == pool::Outlook::never) return;
+        if (answer.outlook == pool::Outlook::now || answer.outlook == pool::Outlook::never) return;
         if (std::exchange(toldAwaited_, true)) return;
         onNews_("waiting (--wait " +
                 options::formatTime(std::chrono::milliseconds(settings_.request.waitMs)) +

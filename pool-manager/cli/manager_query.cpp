@@ -104,12 +104,10 @@ kj::Promise<void> ManagerQuery::tellAwaited(const pool::LeaseRequest& wish,
         pool::write(wish, request.initRequest());
         return request.send();
       })
-      .then([wait = options::formatTime(std::chrono::milliseconds(wish.waitMs)), job = wish.job,
+      .then([wait = options::formatTime(std::chrono::milliseconds(wish.waitMs)),
              tell](capnp::Response<schema::Manager::ExplainResults>&& response) {
         const pool::Explanation answer = pool::read(response.getExplanation());
-        // It is being granted: what is its own already is in use.
-        const bool granted = answer.text.find("held by claim " + job) != std::string::npos;
-        if (granted || answer.outlook == pool::Outlook::now || answer.outlook == pool::Outlook::never) return;
+        if (answer.outlook == pool::Outlook::now || answer.outlook == pool::Outlook::never) return;
         tell("waiting (--wait " + wait + "): " + answer.text);
       })
       .eagerlyEvaluate([](kj::Exception&& error) {

@@ -355,6 +355,20 @@ TEST_CASE_METHOD(Queue, "a later request that ends in time may use what the head
   CHECK_FALSE(placed(3));
 }
 
+TEST_CASE_METHOD(Queue,
+                 "what a request has already is not in its way while its server has not confirmed it") {
+  joinAndBeat(named("a", 1, {"H100"}));
+  ask(wish(1));
+  REQUIRE(placed(1));
+  CHECK(explain(wish(1)).outlook == Outlook::now);
+  CHECK(explain(wish(2)).outlook != Outlook::now);
+  pool->granted({1, 1}, now);
+  CHECK(explain(wish(1)).outlook == Outlook::now);
+  end(1);
+  ask(wish(2));
+  CHECK(explain(wish(1)).outlook != Outlook::now);
+}
+
 TEST_CASE_METHOD(Queue, "explain says what a request would get, or wait for") {
   CHECK(explain(wish(9)).text == "no server has joined the pool yet");
   CHECK(explain(wish(9)).outlook == Outlook::server);

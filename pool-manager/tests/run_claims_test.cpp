@@ -20,6 +20,13 @@ std::string line(std::string text) {
 
 }  // namespace
 
+TEST_CASE_METHOD(Fixture, "a claim that waits for another one whose name begins as its own says so") {
+  said({"claim", "create", "--job", "alps:1:10"});
+  const std::string waited = tool(3, {"claim", "create", "--job", "alps:1:1", "--wait", "3s"});
+  CHECK(contains(waited, "gpupool: waiting (--wait 3s): 1 device is wanted, none is free"));
+  said({"claim", "release", "alps:1:10"});
+}
+
 TEST_CASE_METHOD(Fixture, "programs of a job use its claim, at once and one after the other") {
   const std::string id = line(said({"claim", "create", "--job", "alps:1:0", "--reason", "a job"}));
   REQUIRE(Id::parse(id));
@@ -44,8 +51,9 @@ TEST_CASE_METHOD(Fixture, "programs of a job use its claim, at once and one afte
   finish(one);
   ::kill(second, SIGKILL);
   finish(two);
-  REQUIRE(
-      until([&] { return json::parse(said({"claim", "list", "--json"}))[0]["claim"]["usedBy"].empty(); }));
+  REQUIRE(until([&] {
+    return json::parse(said({"claim", "list", "--json"}))[0]["claim"]["usedBy"].empty();
+  }));
 
   Program next;
   run(next, {"true"});
