@@ -185,6 +185,7 @@ kj::Promise<void> CheckpointKeeper::bring(const Open& open, const Next& wish) {
   if (wish.epoch < fence) leave(Status::refused, "the session has gone on as a later epoch since");
   fence = wish.epoch;
   Kept& kept = kept_[wish.session];
+  if (kept.notBefore && timer_.now() < *kept.notBefore) leave(Status::waiting, kept.why);
   if (kept.blocks == nullptr) kept.blocks = std::make_shared<const Blocks>();
   const auto blocks = kept.blocks;
   auto opened = open([&](SessionOpening& opening) {
@@ -220,9 +221,10 @@ kj::Promise<void> CheckpointKeeper::bring(const Open& open, const Next& wish) {
               return timer_.timeoutAfter(settings_.checkBound, capnp::readMessage(to, kAnswers));
             })
             .then([this, blocks, session](kj::Own<capnp::MessageReader> message) {
-              const std::string error = text(message->getRoot<CheckpointAnswer>().getError()).substr(0, 300);
+              const auto answer = message->getRoot<CheckpointAnswer>();
+              const std::string error = text(answer.getError()).substr(0, 300);
               if (const auto at = kept_.find(session); at != kept_.end() && at->second.blocks == blocks)
-                at->second.why = error;
+                noteAnswer(at->second, error, answer.getLater());
               if (!error.empty()) leave(Status::refused, error);
             })
             .attach(kj::mv(stream));
@@ -235,6 +237,18 @@ void CheckpointKeeper::noteTry(const Id& session, const Blocks& blocks, const st
   if (at == kept_.end() || at->second.blocks.get() != &blocks) return;
   ++at->second.tries;
   at->second.why = why;
+}
+
+// What follows the checkpoint may be what ends its workers, and so tries are counted. Where there was no room
+// none has begun; but a server that goes on saying so comes to an end, too.
+void CheckpointKeeper::noteAnswer(Kept& kept, const std::string& error, bool later) const {
+  kept.why = error;
+  kept.notBefore.reset();
+  if (!later) return kept.fullSince.reset();
+  const kj::TimePoint now = timer_.now();
+  if (!kept.fullSince) kept.fullSince = now;
+  kept.notBefore = now + settings_.roomPause;
+  if (now - *kept.fullSince < settings_.roomBound && kept.tries != 0) --kept.tries;
 }
 
 // Neighbours in the file go together.

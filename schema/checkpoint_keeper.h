@@ -15,6 +15,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -33,6 +34,8 @@ class CheckpointKeeper {
     kj::Duration openBound = 5 * kj::SECONDS;
     kj::Duration pieceBound = 30 * kj::SECONDS;
     kj::Duration checkBound = 120 * kj::SECONDS;  // until a server has checked what was brought
+    kj::Duration roomPause = 3 * kj::SECONDS;     // before it is sent again to a server that had no room
+    kj::Duration roomBound = 5 * kj::MINUTES;     // for how long such a server counts as not tried
   };
   CheckpointKeeper(kj::Timer& timer, Settings settings) : timer_(timer), settings_(std::move(settings)) {}
   KJ_DISALLOW_COPY(CheckpointKeeper);
@@ -63,7 +66,8 @@ class CheckpointKeeper {
   void drop(const Id& session) { kept_.erase(session); }
   bool has(const Id& session) const;
   bool empty() const;  // it has nothing of any session
-  // How often the session was brought from the checkpoint that there is now.
+  // How often the session was brought from the checkpoint that there is now, to a server that had room for
+  // it.
   unsigned tries(const Id& session) const;
   std::string why(const Id& session) const;  // a server did not take it, the last time
   // Brings it to the lease's server; where nothing is kept of it, it begins anew there. Resolves when the
@@ -85,6 +89,7 @@ class CheckpointKeeper {
     uint32_t driverVersion = 0;
     unsigned tries = 0;
     std::string why;
+    std::optional<kj::TimePoint> fullSince, notBefore;  // the server has no room for it
   };
   struct Coming {
     Id session;
@@ -100,6 +105,7 @@ class CheckpointKeeper {
   kj::Promise<void> keep(kj::AsyncIoStream& stream, std::shared_ptr<Coming> coming);
   kj::Promise<void> send(kj::AsyncIoStream& stream, std::shared_ptr<const Blocks> blocks, size_t at);
   void noteTry(const Id& session, const Blocks& blocks, const std::string& why);
+  void noteAnswer(Kept& kept, const std::string& error, bool later) const;
   // It is of a life of its session before the one as which that was brought.
   bool isPast(const Coming& coming) const;
   // Makes room for what comes, or says why there is none.

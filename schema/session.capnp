@@ -63,6 +63,7 @@ struct CheckpointBlock @0xfceb756c3a060cdb {
 struct CheckpointAnswer @0xea89ead957b643aa {
   number @0 :UInt64;          # SessionCheckpoint.number
   error @1 :Text;             # empty: it is there, whole. Else why not, for people
+  later @2 :Bool;             # there is no room for it now, and may be later
 }
 struct HandAnswer @0xc6a1f2d3b7e84955 {
   verdict @0 :HandVerdict;

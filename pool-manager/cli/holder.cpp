@@ -175,9 +175,11 @@ Holder::Holder(kj::AsyncIoProvider& io, kj::UnixEventPort& port, HolderSettings 
       figures_(io, {settings_.transport}),
       tasks_(*this) {
   if (settings_.request.id == Id{}) settings_.request.id = Id::random();
-  if (settings_.request.turns.holderKeeps && !adopts())
-    keeper_.emplace(io.getTimer(),
-                    schema::CheckpointKeeper::Settings{settings_.keepFolder, roomOf(settings_.keepBytes)});
+  if (settings_.request.turns.holderKeeps && !adopts()) {
+    schema::CheckpointKeeper::Settings keeper{settings_.keepFolder, roomOf(settings_.keepBytes)};
+    keeper.roomBound = settings_.failOverWaitMs * kj::MILLISECONDS;
+    keeper_.emplace(io.getTimer(), std::move(keeper));
+  }
 }
 
 kj::Promise<void> Holder::serve(kj::AutoCloseFd socket) {

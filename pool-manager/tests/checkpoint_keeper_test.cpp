@@ -143,7 +143,7 @@ struct Bench {
   }
   void pause(unsigned ms) { io.provider->getTimer().afterDelay(ms * kj::MILLISECONDS).wait(io.waitScope); }
   // What it brings as that epoch, to a server that says `answer`; sets `server` and `refused`.
-  std::string bring(const std::string& answer = "", uint64_t epoch = 2) {
+  std::string bring(const std::string& answer = "", uint64_t epoch = 2, bool later = false) {
     schema::CheckpointKeeper::Next next{kSession, epoch, 0, 0, "", ""};
     auto accepted = accept();
     refused.clear();
@@ -154,7 +154,9 @@ struct Bench {
     std::string bytes(server.bytes, '\0');
     server.stream->read(bytes.data(), bytes.size()).wait(io.waitScope);
     capnp::MallocMessageBuilder message;
-    message.initRoot<schema::CheckpointAnswer>().setError(answer);
+    auto said = message.initRoot<schema::CheckpointAnswer>();
+    said.setError(answer);
+    said.setLater(later);
     capnp::writeMessage(*server.stream, message).wait(io.waitScope);
     brought.wait(io.waitScope);
     return bytes;
@@ -228,6 +230,36 @@ TEST_CASE_METHOD(Bench, "a server that refuses a session at once has been tried,
   CHECK(contains(refused, "it shares memory"));
   CHECK(contains(keeper->why(kSession), "it shares memory"));
   CHECK(keeper->tries(kSession) == 1);
+}
+
+TEST_CASE_METHOD(Bench,
+                 "a server without room has not been tried, for a time; and is not asked all the time") {
+  settings.roomPause = 100 * kj::MILLISECONDS;
+  settings.roomBound = 500 * kj::MILLISECONDS;
+  make();
+  connect();
+  REQUIRE(send(1, kSession, kUnit) == "");
+  const auto began = io.provider->getTimer().now();
+  int asked = 0;
+  for (; keeper->tries(kSession) == 0; ++asked) {
+    REQUIRE(io.provider->getTimer().now() - began < 20 * kj::SECONDS);
+    bring("no room", 2, true);
+    CHECK(contains(refused, "no room"));
+    std::string again;  // and is not connected to
+    kj::evalNow([&] {
+      return keeper->bring(opener(), {kSession, 2, 0, 0, "", ""});
+    }).eagerlyEvaluate([&](kj::Exception&& error) {
+        again = toFailure(error).text;
+      }).wait(io.waitScope);
+    CHECK(contains(again, "no room"));
+    pause(110);
+  }
+  CHECK(asked > 1);
+  CHECK(io.provider->getTimer().now() - began >= settings.roomBound);
+  CHECK(bring("broken", 2) == std::string(kUnit, 'b'));
+  CHECK(keeper->tries(kSession) == 2);
+  bring("no room", 2, true);  // another server
+  CHECK(keeper->tries(kSession) == 2);
 }
 
 TEST_CASE_METHOD(Bench, "of a later one only the blocks come that the one before has not") {

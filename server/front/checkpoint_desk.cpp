@@ -206,7 +206,9 @@ kj::Promise<std::shared_ptr<CheckpointDesk::File>> CheckpointDesk::take(kj::Asyn
     if (brought.file.bytes > budget_->most()) return deskFailure(why);
     // Passed over, so that whoever sends it hears why it is not taken.
     return schema::receivePieces(timer_, stream, -1, 0, brought.file.bytes, settings_.piece)
-        .then([why](const std::string&) -> kj::Promise<std::shared_ptr<File>> { return deskFailure(why); });
+        .then([why](const std::string&) -> kj::Promise<std::shared_ptr<File>> {
+          return kj::Exception(kj::Exception::Type::OVERLOADED, __FILE__, __LINE__, kj::str(why));
+        });
   }
   auto file = std::make_shared<File>();
   file->room = budget_->share(brought.file.bytes);
@@ -223,11 +225,12 @@ kj::Promise<std::shared_ptr<CheckpointDesk::File>> CheckpointDesk::take(kj::Asyn
   });
 }
 
-kj::Promise<void> CheckpointDesk::answer(kj::AsyncIoStream& stream, const std::string& error) {
+kj::Promise<void> CheckpointDesk::answer(kj::AsyncIoStream& stream, const std::string& error, bool later) {
   auto message = kj::heap<capnp::MallocMessageBuilder>();
   auto answer = message->initRoot<schema::CheckpointAnswer>();
   answer.setNumber(1);
   answer.setError(error);
+  answer.setLater(later);
   auto written = capnp::writeMessage(stream, *message);
   return timer_.timeoutAfter(settings_.piece, kj::mv(written)).attach(kj::mv(message));
 }

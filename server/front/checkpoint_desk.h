@@ -95,7 +95,8 @@ class CheckpointDesk {
   };
   // Receives one, and checks it. Rejected with a text for people where it is none. `stream` stays alive.
   kj::Promise<std::shared_ptr<File>> take(kj::AsyncIoStream& stream, const BroughtSession& brought);
-  kj::Promise<void> answer(kj::AsyncIoStream& stream, const std::string& error);
+  // later: there is no room for it now, and may be.
+  kj::Promise<void> answer(kj::AsyncIoStream& stream, const std::string& error, bool later = false);
 
  private:
   struct Taken {

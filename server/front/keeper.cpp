@@ -303,8 +303,11 @@ kj::Promise<void> Keeper::receive(kj::Own<kj::AsyncIoStream> stream, BroughtSess
         restore(name, facts, kept);
         return std::string();
       })
-      .catch_([](kj::Exception&& error) { return std::string(error.getDescription().cStr()); })
-      .then([this, &from](const std::string& why) { return desk_.answer(from, why); })
+      .then([this, &from](const std::string& why) { return desk_.answer(from, why); },
+            [this, &from](kj::Exception&& error) {
+              return desk_.answer(from, error.getDescription().cStr(),
+                                  error.getType() == kj::Exception::Type::OVERLOADED);
+            })
       .attach(kj::mv(stream));
 }
 
