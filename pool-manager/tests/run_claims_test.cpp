@@ -51,9 +51,8 @@ TEST_CASE_METHOD(Fixture, "programs of a job use its claim, at once and one afte
   finish(one);
   ::kill(second, SIGKILL);
   finish(two);
-  REQUIRE(until([&] {
-    return json::parse(said({"claim", "list", "--json"}))[0]["claim"]["usedBy"].empty();
-  }));
+  REQUIRE(
+      until([&] { return json::parse(said({"claim", "list", "--json"}))[0]["claim"]["usedBy"].empty(); }));
 
   Program next;
   run(next, {"true"});
