@@ -7,7 +7,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
+#include <utility>
 
 #include "base/log.h"
 #include "base/reserve.h"
@@ -63,6 +65,31 @@ bool isFree(uint64_t address, uint64_t bytes) {
   munmap(reinterpret_cast<void*>(address), bytes);
   return true;
 }
+
+// The session's addresses: all of them or none, and none once it goes unless they are kept.
+class ReservedSpace {
+ public:
+  explicit ReservedSpace(const schema::AddressSpace& space)
+      : ranges_{{{space.deviceBase, space.windowBytes * schema::kMaxDevices},
+                 {space.hostBase, space.hostBytes}}} {
+    while (reserved_ < ranges_.size() && reserveAt(ranges_[reserved_].first, ranges_[reserved_].second))
+      ++reserved_;
+    if (reserved_ != ranges_.size()) release();
+  }
+  ~ReservedSpace() { release(); }
+  ReservedSpace(const ReservedSpace&) = delete;
+  ReservedSpace& operator=(const ReservedSpace&) = delete;
+  explicit operator bool() const { return reserved_ != 0; }
+  void keep() { reserved_ = 0; }
+
+ private:
+  void release() {
+    for (; reserved_ != 0; --reserved_)
+      munmap(reinterpret_cast<void*>(ranges_[reserved_ - 1].first), ranges_[reserved_ - 1].second);
+  }
+  std::array<std::pair<uint64_t, uint64_t>, 2> ranges_;
+  size_t reserved_ = 0;
+};
 
 std::string whySilent(const transport::Connection& connection) {
   const std::string reason = connection.reason();
@@ -192,8 +219,8 @@ bool Session::greet(const Accepts& accepts, CUresult& status, std::string& text)
   status = CUDA_ERROR_DEVICE_UNAVAILABLE;
   if (epoch_ != 1 && !passRegions(text)) return false;
   nameInThePool(*hello_, server_);
-  if (!reserveAt(space().deviceBase, space().windowBytes * schema::kMaxDevices) ||
-      !reserveAt(space().hostBase, space().hostBytes)) {
+  ReservedSpace reserved(space());
+  if (!reserved) {
     text = "the application mapped memory where the session's was to lie, while it was opened";
     return false;
   }
@@ -214,6 +241,7 @@ bool Session::greet(const Accepts& accepts, CUresult& status, std::string& text)
   SignalsBlocked blocked;
   service_ = std::thread([this] { serviceLoop(); });
   service_.detach();
+  reserved.keep();
   status = CUDA_SUCCESS;
   return true;
 }

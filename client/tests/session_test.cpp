@@ -2,6 +2,7 @@
 #include "client/session.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 
 #include <atomic>
 #include <cstring>
@@ -9,6 +10,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/reserve.h"
 #include "catch.h"
 #include "client/order_lock.h"
 #include "transports/descriptor.h"
@@ -105,6 +107,10 @@ struct SessionSeam {
     session->words_ = std::make_unique<Words>(nullptr);
   }
   bool greet(CUresult& status, std::string& text) { return session->greet(accepts, status, text); }
+  void mapMemory() {
+    session->mapsMemory_ = true;
+    session->epoch_ = 1;
+  }
   static CUresult accepts(const schema::WorkerHello&) { return CUDA_SUCCESS; }
   void await(Session::Waiter& waiter) {
     session->addWaiter(&waiter);
@@ -130,6 +136,32 @@ TEST_CASE("a worker's refusal is read though it has closed the connection before
     CHECK(status == CUDA_ERROR_OUT_OF_MEMORY);
     CHECK(text == "no room");
   }
+}
+
+TEST_CASE("a greeting that comes to nothing leaves no address reserved") {
+  const schema::AddressSpace& space = schema::kSpaces[0];
+  const size_t device = space.windowBytes * schema::kMaxDevices;
+  const auto isFree = [](uint64_t address, size_t bytes) {
+    return reserveAt(address, bytes) && munmap(reinterpret_cast<void*>(address), bytes) == 0;
+  };
+  REQUIRE(isFree(space.deviceBase, device));
+  schema::WorkerHello hello;
+  hello.protocol = schema::kProtocolVersion;
+  hello.status = CUDA_SUCCESS;
+  SessionSeam client(std::make_unique<LateWorker>(Channel::call, joined(hello)));
+  const bool taken = GENERATE(true, false);
+  constexpr size_t kPage = 4096;
+  if (taken) REQUIRE(reserveAt(space.hostBase, kPage));  // by the application
+  client.mapMemory();                                    // which this worker does not have
+  CUresult status = CUDA_SUCCESS;
+  std::string text;
+  CHECK_FALSE(client.greet(status, text));
+  INFO(text);
+  CHECK((text.find("application") != text.npos) == taken);
+  CHECK((text.find("completion words") != text.npos) == !taken);
+  CHECK(isFree(space.deviceBase, device));
+  if (taken) munmap(reinterpret_cast<void*>(space.hostBase), kPage);
+  CHECK(isFree(space.hostBase, space.hostBytes));
 }
 
 TEST_CASE("a reply is read though its worker has gone between the wait for it and the look at the worker") {
