@@ -5,8 +5,6 @@
 namespace gpupool::pool {
 namespace {
 
-constexpr size_t kMostSaid = 100;  // bytes
-
 constexpr unsigned bit(Role role) { return 1U << static_cast<unsigned>(role); }
 constexpr unsigned kOperator = bit(Role::admin), kLeases = kOperator | bit(Role::user) | bit(Role::scheduler),
                    kAll = kLeases | bit(Role::viewer) | bit(Role::server);

@@ -27,6 +27,8 @@ bool may(const Principal& who, Operation operation);
 // Why not, in one line for people; "": it may.
 std::string refusalOf(const Principal& who, Operation operation);
 
+inline constexpr size_t kMostSaid = 100;  // bytes of what Principal::saying is told; the rest is cut
+
 using Role = Principal::Role;
 inline constexpr unsigned kRoles = 5;
 const char* name(Role role);  // "operator"

@@ -1,5 +1,7 @@
 #include "pool-manager/rest/changes.h"
 
+#include <algorithm>
+
 #include "base/log.h"
 #include "pool-manager/convert.h"
 #include "pool-manager/rest/listings.h"
@@ -41,10 +43,12 @@ kj::Promise<Answer> orLater(const Context& context, const Id& id, kj::Promise<An
   }));
 }
 
-// Only what is said: who it was the manager knows by itself, and tells first.
+// Only what is said: who it was the manager knows by itself, and tells first. Where it came from is not cut.
 std::string said(const Request& request) {
-  const std::string by = text(request, "by");
-  return (by.empty() ? "" : by + ", ") + "REST, from " + request.peer;
+  const std::string from = "REST, from " + request.peer, by = text(request, "by");
+  const std::string between = by.empty() ? "" : ", ";
+  const size_t room = kMostSaid - std::min(kMostSaid, from.size() + between.size());
+  return printable(by, room) + between + from;
 }
 
 kj::Promise<Answer> cordon(const Context& context, const Request& request, bool cordoned) {

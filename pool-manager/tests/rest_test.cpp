@@ -211,6 +211,11 @@ TEST_CASE_METHOD(Fixture, "a server is cordoned and put back") {
   CHECK(cordons.at("a").by == by);
   CHECK(get("/v1/audit").json["entries"].back()["by"] == by);
   CHECK(get("/v1/servers").json["servers"][0]["cordonReason"] == "a new fan");
+  // However much he says, where it came from is told behind it.
+  CHECK(post("/v1/servers/a/cordon", R"({"reason": "again", "by": ")" + std::string(150, 'e') + R"("})")
+            .json["cordoned"] == true);
+  CHECK(cordons.at("a").by.ends_with("e, REST, from 127.0.0.1)"));
+  CHECK(get("/v1/audit").json["entries"].back()["by"] == cordons.at("a").by);
   for (int twice = 0; twice < 2; ++twice) CHECK(post("/v1/servers/a/uncordon").json["cordoned"] == false);
   CHECK(cordons.empty());
 }
