@@ -37,13 +37,14 @@ with tempfile.TemporaryDirectory() as folder:
     for row in report['workloads']:
         assert {way: len(times) for way, times in row['rounds'].items()} == {
             'native': 2, 'shm': 2, 'ucx': 2, 'beside': 2}, row
+        assert report['round_trips_us']['ucx'] > 0 and report['bare_gb_s']['ucx'] > 0, report
         assert abs(row['ratio']['shm'] - row['seconds']['native'] / row['seconds']['shm']) < 1e-9, row
 
     if os.geteuid() == 0 and shutil.which('ip') and namespaces_are_possible():
         status, report = run(folder, '--scripts', 'driver', '--turns', '2', '--repeat', '1', '--transports', 'ucx',
                              '--wire', '0,5,3000')
         assert status == 0 and report['errors'] == [], report['errors']
-        assert list(report['round_trips_us']) == ['wire-0', 'wire-5', 'wire-3000'], report
+        assert list(report['round_trips_us']) == ['ucx', 'wire-0', 'wire-5', 'wire-3000'], report
         assert report['round_trips_us']['wire-5'] >= 5, report
         for row in report['workloads']:
             assert len(row['rounds']['wire-5']) == 1, row
