@@ -108,7 +108,9 @@ void CheckpointFolder::removeLeftovers() const {
   }
 }
 
-CheckpointFolder::Draft CheckpointFolder::begin(const std::string& name, bool replaces) const {
+CheckpointFolder::Draft CheckpointFolder::begin(const std::string& name,
+                                                std::set<std::string> replaced) const {
+  const bool replaces = !replaced.empty();
   const std::string relative = within(name);
   const size_t slash = relative.rfind('/');
   Draft draft;
@@ -121,7 +123,9 @@ CheckpointFolder::Draft CheckpointFolder::begin(const std::string& name, bool re
     throw std::runtime_error(path_ + "/" + relative + ": " + strerror(EEXIST) + "; choose another name");
   if (!taken && replaces) fail(path_ + "/" + relative, errno);
   if (replaces && !S_ISDIR(there.st_mode)) fail(path_ + "/" + relative, ENOTDIR);
-  draft.replaces_ = replaces;
+  draft.path_ = path_ + "/" + relative;
+  draft.replaced_ = std::move(replaced);
+  draft.refuseStrangers();
   draft.draft_ = draftPrefix() + Id::random().text();
   if (mkdirat(draft.root_, draft.draft_.c_str(), 0700) != 0) {
     const int error = errno;
@@ -131,6 +135,16 @@ CheckpointFolder::Draft CheckpointFolder::begin(const std::string& name, bool re
   draft.folder_ = Descriptor(openat(draft.root_, draft.draft_.c_str(), kFolderFlags));
   if (draft.folder_ < 0) fail("a checkpoint cannot be written in " + path_, errno);
   return draft;
+}
+
+void CheckpointFolder::Draft::refuseStrangers() const {
+  if (replaced_.empty()) return;
+  const Descriptor old(openat(place_, name_.c_str(), kFolderFlags));
+  if (old < 0) fail(path_, errno);
+  for (const std::string& name : namesIn(old))
+    if (!replaced_.contains(name))
+      throw std::runtime_error(path_ + " has '" + name +
+                               "', which is not of the checkpoint: move it elsewhere");
 }
 
 CheckpointFolder::Draft::~Draft() {
@@ -156,16 +170,18 @@ void CheckpointFolder::Draft::publish(const std::string& lastFile, std::span<con
   }
   if (fsync(last) != 0) fail(what, errno);
   syncFolder(folder_, what);
+  refuseStrangers();  // that have come meanwhile
+  const bool replaces = !replaced_.empty();
   int moved =
-      renameat2(root_, draft_.c_str(), place_, name_.c_str(), replaces_ ? RENAME_EXCHANGE : RENAME_NOREPLACE);
-  if (moved != 0 && errno == EINVAL && replaces_)
+      renameat2(root_, draft_.c_str(), place_, name_.c_str(), replaces ? RENAME_EXCHANGE : RENAME_NOREPLACE);
+  if (moved != 0 && errno == EINVAL && replaces)
     throw std::runtime_error(what + ": this file system does not exchange two folders at one moment");
   // Not every file system knows that; without it an empty folder of that name goes, and nothing else.
   if (moved != 0 && errno == EINVAL) moved = renameat(root_, draft_.c_str(), place_, name_.c_str());
   if (moved != 0) fail(what, errno);
   // It is done: whoever took a failure from here on for one of the whole would let the sessions go on beside
   // their files. Exchanged, the draft's name is the old one's now.
-  if (!replaces_) draft_.clear();
+  if (!replaces) draft_.clear();
   if (fsync(place_) != 0)
     GPUPOOL_WARNING("%s is written, and may not outlive a failure of this machine's power: %s", name_.c_str(),
                     std::strerror(errno));

@@ -8,6 +8,7 @@
 //
 // Every call may take as long as the disk does. Any thread; one at a time for each object.
 
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -44,12 +45,15 @@ class CheckpointFolder {
     friend class CheckpointFolder;
     Draft() = default;
     Descriptor root_, place_, folder_;  // the checkpoint's place is in `place_`
-    std::string draft_, name_;          // its names, in root_ and in place_
-    bool replaces_ = false;             // one that has its place
+    void refuseStrangers() const;
+    std::string draft_, name_;        // its names, in root_ and in place_
+    std::string path_;                // for people
+    std::set<std::string> replaced_;  // the files of the one that has its place; empty: there is none
   };
-  // Fails if there is such a name already, or the folder that is to have it is not there. replaces: instead,
-  // if there is none: the two change places, and the old one is removed.
-  Draft begin(const std::string& name, bool replaces = false) const;
+  // Fails if there is such a name already, or the folder that is to have it is not there. replaced: instead,
+  // if there is none: the two change places, and the old one, whose files these are, is removed. It fails if
+  // somebody has put anything else there, which nobody would find again.
+  Draft begin(const std::string& name, std::set<std::string> replaced = {}) const;
 
   // The file of a checkpoint that is there. Only a plain file.
   Descriptor open(const std::string& name, const std::string& file) const;

@@ -21,6 +21,8 @@ namespace {
 
 constexpr uint32_t kDisturbHoldDrainMs = 5'000;  // some tests' kernels wait for a later call
 constexpr uint32_t kGoBackDrainMs = 30'000;      // as of the orders that name one, by default
+// Nobody had memory of the lease when it was asked to leave: it was opened, and its owner ended, since.
+constexpr kj::Duration kLentBound = 30 * kj::SECONDS;
 
 kj::Exception checkpointFailure(const std::string& text) {
   return kj::Exception(kj::Exception::Type::FAILED, __FILE__, __LINE__, kj::str(text));
@@ -61,6 +63,14 @@ struct Checkpoints::Job {
     for (const Manifest::Session& one : manifest.sessions)
       same = same && (since == nullptr || since->contains(one.session));
     return same ? "" : "a session of the lease has begun or ended since the checkpoint was written";
+  }
+  // The files of the checkpoint that this one replaces.
+  std::set<std::string> replaced() const {
+    std::set<std::string> files;
+    if (since == nullptr) return files;
+    files.insert(kManifestName);
+    for (const auto& [session, facts] : *since) files.insert(session.text());
+    return files;
   }
   std::string publish() {
     try {
@@ -227,7 +237,11 @@ kj::Promise<Suspended> Checkpoints::leave(Id lease, uint32_t drainMs, const std:
                 sessions_.endOne(one.number, "the session was to be held in files: " + one.answer.error));
         // One that has ended meanwhile may have left memory to sessions of other leases.
         return kj::joinPromises(ends.releaseAsArray())
-            .then([this, lease] { return sessions_.givenBack(lease); })
+            .then([this, lease] {
+              return sessions_.takenBack(lease, kLentBound,
+                                         "memory that it has of lease " + lease.text().substr(0, 8) +
+                                             " goes: that is held in files, and has left its GPUs");
+            })
             .then([job] { return job; });
       })
       .then([this, lease, name](std::shared_ptr<Job> job) {
@@ -339,7 +353,7 @@ kj::Promise<std::shared_ptr<Checkpoints::Job>> Checkpoints::writeAll(Id lease, u
   auto begun = tidied_.addBranch().then([job, folder = folder_, name](bool) {
     return beside<bool>([job, folder, name] {
       job->path = folder->pathOf(name);
-      job->draft.emplace(folder->begin(name, job->since != nullptr));
+      job->draft.emplace(folder->begin(name, job->replaced()));
       for (size_t i = 0; i < job->sessions.size(); ++i)
         job->sessions[i].file = job->draft->create(job->manifest.sessions[i].file);
       return true;

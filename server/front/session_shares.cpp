@@ -164,6 +164,16 @@ kj::Promise<void> SessionTable::givenBack(const Id& lease) {
   return kj::mv(pair.promise);
 }
 
+kj::Promise<void> SessionTable::takenBack(const Id& lease, kj::Duration bound, const std::string& reason) {
+  return timer_.timeoutAfter(bound, givenBack(lease))
+      .catch_([this, lease, reason](kj::Exception&& exception) -> kj::Promise<void> {
+        if (exception.getType() != kj::Exception::Type::OVERLOADED) return kj::mv(exception);
+        kj::Vector<kj::Promise<void>> ends;
+        for (const uint64_t number : offers_.borrowers(lease)) ends.add(endOne(number, reason));
+        return kj::joinPromises(ends.releaseAsArray()).then([this, lease] { return givenBack(lease); });
+      });
+}
+
 void SessionTable::lookAtBorrowers() {
   if (givenBack_.empty()) return;
   const std::set<Id> lenders = offers_.lenders();

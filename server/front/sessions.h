@@ -137,6 +137,8 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   std::string lentText(const Id& lease, uint64_t deviceEpoch = 0) const;
   // Resolves when nobody has.
   kj::Promise<void> givenBack(const Id& lease);
+  // The same of a lease that has left its devices: who still has some after that time is ended.
+  kj::Promise<void> takenBack(const Id& lease, kj::Duration bound, const std::string& reason);
   // Resolves when no worker is left there of a session that has gone on elsewhere.
   kj::Promise<void> oldGone(const Id& lease, uint64_t deviceEpoch);
   std::vector<StoredWorker> workers() const;

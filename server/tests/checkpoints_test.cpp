@@ -450,6 +450,36 @@ TEST_CASE("files that are damaged at any place are refused, and the whole ones a
   CHECK_FALSE(failure([&] { order.wait(bench.io.waitScope); }).empty());
 }
 
+TEST_CASE(
+    "a lease that has left its devices waits for what others have of its memory for a time, no longer") {
+  Bench bench;
+  bench.sessions.onSharing([](const Id&, const Id&) { return true; });
+  const Id other{1, 2};
+  REQUIRE(bench.grant(other, 2, kGiB) == "");
+  const auto said = [&](Opening& opening, const std::string& order) {
+    opening.stream->write(order.data(), order.size()).wait(bench.io.waitScope);
+    return bench.hear(opening);
+  };
+  Opening owner = bench.session(1), guest;
+  guest.lease = other;
+  guest.rowsHash = kRows;
+  REQUIRE(bench.open(guest, 2) == "");
+  REQUIRE(said(owner, "m") == "taken, others have 0 MiB");
+  REQUIRE(said(guest, "I" + said(owner, "O")) == "opened at 0");
+  const bool closes = GENERATE(true, false);
+  bool done = false;
+  auto taken = bench.sessions.takenBack(kLease, (closes ? 20'000 : 300) * kj::MILLISECONDS, "it has left")
+                   .then([&] { done = true; })
+                   .eagerlyEvaluate(nullptr);
+  kill(bench.worker(owner), SIGKILL);
+  bench.until([&] { return bench.sessions.living(kLease) == 0; });
+  CHECK_FALSE(done);
+  if (closes) CHECK(said(guest, "X") == "told");
+  bench.until([&] { return done; });
+  CHECK(bench.sessions.living(other) == (closes ? 1 : 0));
+  if (!closes) CHECK(bench.endText() == "it has left");
+}
+
 TEST_CASE("while files get their place a session that ends decides nothing for the others") {
   for (const std::string& outcome : {std::string(), std::string("no room")}) {
     CheckpointCut cut(2);

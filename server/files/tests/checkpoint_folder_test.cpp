@@ -98,19 +98,19 @@ TEST_CASE("checkpoint folder: a checkpoint takes another one's place at one mome
   const Place place;
   const CheckpointFolder folder(place.root(), "node");
   const std::set<std::string> before{"manifest", "one"};
-  CHECK(has(failure([&] { folder.begin("monday", true); }), "No such file"));
+  CHECK(has(failure([&] { folder.begin("monday", before); }), "No such file"));
   {
     auto draft = folder.begin("monday");
     draft.create("one");
     draft.publish("manifest", bytes("first"));
   }
   {
-    auto draft = folder.begin("monday", true);
+    auto draft = folder.begin("monday", before);
     draft.create("two");
   }
   CHECK(place.names("monday") == before);  // it was not published
   {
-    auto draft = folder.begin("monday", true);
+    auto draft = folder.begin("monday", before);
     draft.create("two");
     CHECK(place.names("monday") == before);
     draft.publish("manifest", bytes("second"));
@@ -120,7 +120,39 @@ TEST_CASE("checkpoint folder: a checkpoint takes another one's place at one mome
   CHECK(std::string(reinterpret_cast<const char*>(read.data()), read.size()) == "second");
   CHECK(place.names() == std::set<std::string>{"monday"});
   std::ofstream(place.root() + "/file") << "x";
-  CHECK(has(failure([&] { folder.begin("file", true); }), "Not a directory"));
+  CHECK(has(failure([&] { folder.begin("file", before); }), "Not a directory"));
+}
+
+TEST_CASE("checkpoint folder: what is not of a checkpoint is not replaced with it") {
+  const Place place;
+  const CheckpointFolder folder(place.root(), "node");
+  const std::set<std::string> before{"manifest", "one"};
+  const auto notes = [&] { return place.root() + "/monday/notes.txt"; };
+  {
+    auto draft = folder.begin("monday");
+    draft.create("one");
+    draft.publish("manifest", bytes("first"));
+  }
+  const bool folderOfSomebody = GENERATE(false, true);
+  const auto put = [&] {
+    if (folderOfSomebody)
+      fs::create_directory(notes());
+    else
+      std::ofstream(notes()) << "x";
+  };
+  put();
+  CHECK(has(failure([&] { folder.begin("monday", before); }), "notes.txt"));
+  CHECK(place.names("monday").size() == 3);
+  fs::remove(notes());
+  {
+    auto draft = folder.begin("monday", before);
+    put();  // while the next one is written
+    CHECK(has(failure([&] { draft.publish("manifest", bytes("second")); }), "notes.txt"));
+  }
+  CHECK(place.names() == std::set<std::string>{"monday"});
+  CHECK(fs::exists(notes()));
+  const auto read = folder.read("monday", "manifest", 100);
+  CHECK(std::string(reinterpret_cast<const char*>(read.data()), read.size()) == "first");
 }
 
 TEST_CASE("checkpoint folder: what is not published leaves nothing") {
