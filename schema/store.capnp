@@ -20,6 +20,20 @@ struct StoredServer @0x84f043d4673169a0 {
   holds @3 :List(NotedHold);
   leases @4 :List(Lease);     # that the next life is to go on with, with their keys
   workerInterface @5 :UInt32; # server/worker_interface.h: sessions of workers of another one end
+  aside @6 :List(StoredAside); # likewise leases; not among those above
+  copier @7 :StoredCopier;    # null: there is none, or it ends with the server
+}
+# A lease whose memory the copier has, or that is on its way there or back.
+struct StoredAside @0x92ac28e9b1c2fd58 {
+  lease @0 :Lease;
+  byTurns @1 :Bool;           # so that others have their turn, and not by order
+  changing @2 :Bool;          # on its way: its whole memory is reserved, and its sessions say what has become of it
+  kept @3 :List(UInt64);      # SuspendResult.kept
+  movedBytes @4 :UInt64;
+}
+struct StoredCopier @0x9f9b8193d36e494d {
+  pid @0 :UInt32;
+  startTicks @1 :UInt64;      # as StoredWorker's
 }
 # A lease that was to be held in files, which may or may not be whole.
 struct NotedHold @0xe30032d34b1ac4b0 {

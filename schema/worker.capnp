@@ -24,6 +24,11 @@ struct WorkerOrder @0x9418d1760ef692e1 {   # server -> worker
     share @9 :ShareAnswer;            # the descriptor of what was opened comes with it
     gone @10 :UInt64;                 # the session of that number, which shared events with this one, has ended
     readopt @11 :ReadoptOrder;        # over the worker's door, and only there
+    outlive @12 :UInt32;              # to the copier: its door comes with it, and it outlives the server by so many ms, if it
+                                      # keeps something then
+    adopt @13 :CopierRoom;            # to the copier, over its door, and only there: the server's next life is here, and with
+                                      # this comes one end of a new socket pair, which takes the place of descriptor 3. It
+                                      # answers `ready`
   }
 }
 # The server's next life is here, and asks the worker to go on under it. With it comes one end of a new socket pair, which
@@ -31,6 +36,10 @@ struct WorkerOrder @0x9418d1760ef692e1 {   # server -> worker
 struct ReadoptOrder @0xa8b51d7ef4a6d2c3 {
   session @0 :Id128;                  # as the server's earlier life noted them: a worker that has another session, or this one
   epoch @1 :UInt64;                   # in another life, does not answer
+}
+struct CopierRoom @0xf5a0d62f3467a9c4 {
+  budgetBytes @0 :UInt64;             # of host memory; what it has made ready beyond that stays its own
+  folder @1 :Text;                    # for what exceeds it; empty: nothing may
 }
 # Moves the session to another worker. Both have an end of a socket pair (SOCK_STREAM, the state socket) over which the
 # old one sends what the session is, and the new one says whether it has rebuilt it. Old and new worker answer the
@@ -120,6 +129,9 @@ struct WorkerReport @0xaa8316a7c95c5092 {
 struct ReadoptReport @0xd4a4c2c9b07a1f35 {
   taken @0 :List(UInt64);           # by device of WorkerStart.devices: what it has of the lease's memory
   counts @1 :SessionCounts;         # up to now: what the earlier life has heard of, or was to hear
+  suspended @2 :SuspendReport;      # null: the session has its memory on its devices
+  changing @3 :Bool;                # an order to suspend or to resume it is under way, and `suspended` says nothing: what
+                                    # comes of it is told as ever
 }
 struct SessionCounts @0xb1c63f7a90d2e845 {              # of this worker alone, from the session's start or arrival
   calls @0 :UInt64;                 # frames that were admitted

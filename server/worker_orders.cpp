@@ -149,6 +149,7 @@ void WorkerProcess::takeClient(std::vector<int>& descriptors) {
 // Takes the descriptors that it can use.
 void WorkerProcess::suspend(uint32_t drainMs, std::vector<int>& descriptors) {
   if (descriptors.size() == 1 && orders_.suspend) {
+    beginChange();
     orders_.suspend(std::chrono::milliseconds(drainMs), descriptors[0]);
     descriptors.clear();
     return;
@@ -157,6 +158,11 @@ void WorkerProcess::suspend(uint32_t drainMs, std::vector<int>& descriptors) {
   refused.error = orders_.suspend ? "the order came without a connection to the copier"
                                   : "this worker cannot suspend its session";
   reportSuspended(refused);
+}
+
+void WorkerProcess::beginChange() {
+  std::lock_guard lock(saidMutex_);
+  ++changes_;
 }
 
 struct WorkerProcess::Order {
@@ -207,7 +213,9 @@ std::string WorkerProcess::carryOut(const Order& given) {
       suspend(order.getSuspend().getDrainMs(), descriptors);
       return "";
     case schema::WorkerOrder::RESUME:
-      if (orders_.resume) orders_.resume();
+      if (!orders_.resume) return "";
+      beginChange();
+      orders_.resume();
       return "";
     case schema::WorkerOrder::MOVE:
       move(given);

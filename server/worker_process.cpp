@@ -142,15 +142,16 @@ bool WorkerProcess::reportLost(uint32_t ordinal, const std::string& error) {
 }
 
 bool WorkerProcess::reportSuspended(const SuspendOutcome& outcome) {
-  return report([&](auto& to) {
-    auto suspended = to.initSuspended();
-    suspended.setSuspended(outcome.suspended);
-    suspended.setError(outcome.error);
-    schema::writeKept(outcome.kept, suspended);
-    suspended.setMovedBytes(outcome.movedBytes);
-    suspended.setDrainMs(outcome.drainMs);
-    suspended.setMoveMs(outcome.moveMs);
-  });
+  {
+    std::lock_guard lock(saidMutex_);
+    saidSuspended_ = outcome;
+    if (changes_ != 0) --changes_;
+  }
+  return sendSuspended(outcome);
+}
+
+bool WorkerProcess::sendSuspended(const SuspendOutcome& outcome) const {
+  return report([&](auto& to) { writeOutcome(outcome, to.initSuspended()); });
 }
 
 bool WorkerProcess::reportMoved(const MoveOutcome& outcome) {

@@ -170,6 +170,18 @@ struct SuspendOutcome {
   uint32_t drainMs = 0, moveMs = 0;
 };
 
+// To a schema::SuspendReport.
+template <class Builder>
+void writeOutcome(const SuspendOutcome& from, Builder to) {
+  to.setSuspended(from.suspended);
+  to.setError(from.error);
+  auto kept = to.initKept(static_cast<unsigned>(from.kept.size()));
+  for (unsigned i = 0; i < kept.size(); ++i) kept.set(i, from.kept[i]);
+  to.setMovedBytes(from.movedBytes);
+  to.setDrainMs(from.drainMs);
+  to.setMoveMs(from.moveMs);
+}
+
 // schema::LogReport.
 struct ClientLog {
   uint64_t frameBytes = 0, payloadBytes = 0;
@@ -312,8 +324,11 @@ class WorkerProcess {
   // What has come to the door: perhaps the server's next life.
   void hearDoor();
   bool comeBack(int socket);
-  bool sendReadopted(int socket) const;
-  void repeatReports();
+  bool sendReadopted(int socket, bool& changing) const;
+  // changing: as that said.
+  void repeatReports(bool changing);
+  void beginChange();
+  bool sendSuspended(const SuspendOutcome& outcome) const;
   bool endsWithin(std::chrono::milliseconds time) const;
   // The socket to the server, which the next life of that replaces.
   struct Control {
@@ -393,6 +408,8 @@ class WorkerProcess {
   std::optional<ClientLog> saidLog_;
   SessionCounts saidCounts_;
   std::map<uint32_t, std::string> saidLost_;
+  SuspendOutcome saidSuspended_;
+  unsigned changes_ = 0;  // orders to suspend or to resume, of which nothing was said yet
 };
 
 }  // namespace gpupool::server

@@ -73,9 +73,10 @@ void WorkerProcess::hearDoor() {
 // Takes the socket, if that is a server's. What is the session's then is said and kept at one moment: who
 // waits for memory asks the new server.
 bool WorkerProcess::comeBack(int socket) {
+  bool changing = false;
   {
     std::lock_guard lock(memoryMutex_);
-    if (!sendReadopted(socket)) return false;
+    if (!sendReadopted(socket, changing)) return false;
     owed_.clear();    // it was not said to be the session's
     untold_.clear();  // of what the server that has died kept
     std::erase_if(asked_, [](const auto& one) { return one.second.abandoned; });
@@ -87,12 +88,12 @@ bool WorkerProcess::comeBack(int socket) {
   }
   answered_.notify_all();
   GPUPOOL_INFO("the session goes on under the server's next life");
-  repeatReports();
+  repeatReports(changing);
   return true;
 }
 
 // Under memoryMutex_.
-bool WorkerProcess::sendReadopted(int socket) const {
+bool WorkerProcess::sendReadopted(int socket, bool& changing) const {
   capnp::MallocMessageBuilder message;
   auto report = message.initRoot<schema::WorkerReport>();
   report.setRowsHash(rowsHash_);
@@ -109,6 +110,9 @@ bool WorkerProcess::sendReadopted(int socket) const {
     counts.setAwaited(saidCounts_.awaited);
     counts.setToDeviceBytes(saidCounts_.toDeviceBytes);
     counts.setFromDeviceBytes(saidCounts_.fromDeviceBytes);
+    changing = changes_ != 0;
+    readopted.setChanging(changing);
+    if (!changing && saidSuspended_.suspended) writeOutcome(saidSuspended_, readopted.initSuspended());
   }
   std::vector<int> descriptors{clientKept_};
   descriptors.insert(descriptors.end(), deviceLocks_.begin(), deviceLocks_.end());
@@ -118,14 +122,18 @@ bool WorkerProcess::sendReadopted(int socket) const {
                              MSG_DONTWAIT) >= 0;
 }
 
-// What is told when it changes only.
-void WorkerProcess::repeatReports() {
+// What is told when it changes only. What has come of an order meanwhile may have gone to the server that is
+// no more; told twice, it is passed over.
+void WorkerProcess::repeatReports(bool changing) {
   std::unique_lock lock(saidMutex_);
   const auto activity = saidActivity_;
   const auto hindrances = saidHindrances_;
   const auto log = saidLog_;
   const auto lost = saidLost_;
+  const auto suspended = saidSuspended_;
+  const bool changed = changing && changes_ == 0;
   lock.unlock();
+  if (changed) sendSuspended(suspended);
   if (activity) reportActivity(*activity);
   if (!hindrances.empty()) reportHindrances(hindrances);
   if (log) reportLog(*log);

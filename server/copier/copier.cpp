@@ -2,11 +2,17 @@
 
 #include <capnp/message.h>
 #include <capnp/serialize.h>
+#include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -26,6 +32,10 @@ namespace gpupool::server {
 namespace {
 
 constexpr char kMode[] = "--copier";
+constexpr size_t kMostRoom = 8192;  // bytes of what comes to the door
+constexpr int kLookMs = 100;        // how often it is seen that nothing is kept any more
+// Workers that wait for a server in vain say so themselves, before what the copier has of them is lost.
+constexpr std::chrono::seconds kWorkersFirst{5};
 
 // What every connection uses, until the process ends.
 struct Copier {
@@ -33,6 +43,9 @@ struct Copier {
   std::unique_ptr<CopierDevices> devices;
   std::unique_ptr<CopierStore> store;
   bool verify = false;
+  std::atomic<size_t> connections{0};
+  Descriptor door;                    // with which it outlives its server; -1: none
+  std::chrono::milliseconds away{0};  // so long
 };
 
 uint64_t bytesIn(const std::string& option, const std::string& text) {
@@ -44,7 +57,12 @@ uint64_t bytesIn(const std::string& option, const std::string& text) {
   return value;
 }
 
+volatile sig_atomic_t outlives = 0;
+
 void endAtOnce(int) { _exit(0); }
+void onServerDeath(int) {
+  if (outlives == 0) _exit(0);
+}
 
 std::unique_ptr<Copier> makeCopier(const CopierArguments& arguments) {
   auto copier = std::make_unique<Copier>();
@@ -76,23 +94,81 @@ void serveConnection(Copier& copier, Descriptor socket) {
   } catch (const std::exception& error) {
     GPUPOOL_ERROR("a worker's connection was cut off: %s", error.what());
   }
+  --copier.connections;
 }
 
-// False: the process is to end.
-bool obey(Copier& copier, std::span<capnp::word> room) {
+void begin(Copier& copier, Descriptor socket) {
+  ++copier.connections;
+  try {
+    std::thread(serveConnection, std::ref(copier), std::move(socket)).detach();
+  } catch (...) {
+    --copier.connections;
+    throw;
+  }
+}
+
+// The server's next life, if that is what has come to the door.
+bool comeBack(Copier& copier, WorkerProcess& process) {
+  std::array<capnp::word, kMostRoom / sizeof(capnp::word)> room{};
+  const auto received =
+      receiveWithDescriptors(copier.door, std::as_writable_bytes(std::span(room)), MSG_DONTWAIT | MSG_TRUNC);
+  std::vector<Descriptor> descriptors;
+  for (int descriptor : received.descriptors) descriptors.emplace_back(descriptor);
+  if (!received.whole || received.bytes <= 0 || static_cast<size_t>(received.bytes) > sizeof room ||
+      descriptors.size() != 1 || !isControlSocket(descriptors[0]))
+    return false;
+  try {
+    capnp::FlatArrayMessageReader reader(
+        kj::arrayPtr(room.data(), static_cast<size_t>(received.bytes) / sizeof(capnp::word)));
+    const auto order = reader.getRoot<schema::WorkerOrder>();
+    if (!order.isAdopt()) return false;
+    copier.store->setRoom(order.getAdopt().getBudgetBytes(), order.getAdopt().getFolder().cStr());
+  } catch (const kj::Exception& error) {
+    GPUPOOL_WARNING("what came to the door is no server: %s", error.getDescription().cStr());
+    return false;
+  }
+  if (dup3(descriptors[0], kControlDescriptor, O_CLOEXEC) < 0) return false;
+  return process.reportReady(copier.driver->path());
+}
+
+// The server is gone. True: its next life is here.
+bool awaitServer(Copier& copier, WorkerProcess& process) {
+  if (copier.door < 0) return false;
+  const auto until = std::chrono::steady_clock::now() + copier.away + kWorkersFirst;
+  while (copier.connections != 0 && std::chrono::steady_clock::now() < until) {
+    pollfd waiting{copier.door, POLLIN, 0};
+    if (poll(&waiting, 1, kLookMs) > 0 && comeBack(copier, process)) {
+      GPUPOOL_INFO("what is kept goes on under the server's next life");
+      return true;
+    }
+  }
+  return false;
+}
+
+enum class Heard { order, stop, death };
+
+Heard obey(Copier& copier, std::span<capnp::word> room) {
   const auto received = receiveWithDescriptors(kControlDescriptor, std::as_writable_bytes(room));
   std::vector<Descriptor> descriptors;
   descriptors.reserve(received.descriptors.size());
   for (int descriptor : received.descriptors) descriptors.emplace_back(descriptor);
-  if (received.bytes <= 0) return false;
+  // It has died with reports unread; what it ordered before comes next, and then the end.
+  if (received.bytes < 0 && errno == ECONNRESET) return Heard::order;
+  if (received.bytes <= 0) return Heard::death;
   try {
     const size_t words = static_cast<size_t>(received.bytes) / sizeof(capnp::word);
     capnp::FlatArrayMessageReader reader(kj::arrayPtr(room.data(), received.whole ? words : 0));
     const auto order = reader.getRoot<schema::WorkerOrder>();
-    if (order.isStop()) return false;
+    if (order.isStop()) return Heard::stop;
     if (order.isServe() && descriptors.size() == 1) {
-      std::thread(serveConnection, std::ref(copier), std::move(descriptors.front())).detach();
-      return true;
+      begin(copier, std::move(descriptors.front()));
+      return Heard::order;
+    }
+    if (order.isOutlive() && descriptors.size() == 1) {
+      copier.door = std::move(descriptors.front());
+      copier.away = std::chrono::milliseconds(order.getOutlive());
+      outlives = 1;
+      return Heard::order;
     }
     GPUPOOL_ERROR("an order of the server is none for a copier");
   } catch (const kj::Exception& error) {
@@ -100,7 +176,7 @@ bool obey(Copier& copier, std::span<capnp::word> room) {
   } catch (const std::exception& error) {
     GPUPOOL_ERROR("a worker's connection cannot be served: %s", error.what());
   }
-  return true;
+  return Heard::order;
 }
 
 }  // namespace
@@ -139,7 +215,7 @@ int runCopier(const CopierArguments& arguments) {
   log::setProcessName("copier");
   raiseDescriptorLimit();
   signal(SIGTERM, endAtOnce);
-  signal(kServerDiedSignal, endAtOnce);
+  signal(kServerDiedSignal, onServerDeath);
   WorkerProcess process(kControlDescriptor, arguments.rowsHash);
   std::unique_ptr<Copier> copier;
   try {
@@ -150,7 +226,9 @@ int runCopier(const CopierArguments& arguments) {
   }
   process.reportReady(copier->driver->path());
   std::vector<capnp::word> room(kMaxDatagram / sizeof(capnp::word));
-  while (obey(*copier, room)) {
+  for (Heard heard = Heard::order; heard != Heard::stop;) {
+    heard = obey(*copier, room);
+    if (heard == Heard::death && !awaitServer(*copier, process)) break;
   }
   // Connections' threads may be inside the driver: the process's end ends them, and frees everything.
   _exit(0);

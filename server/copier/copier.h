@@ -8,6 +8,11 @@
 // end (server/copier/protocol.h), and WorkerOrder.stop, the end of the pair, SIGTERM or SIGHUP end the
 // process at once: what is kept is lost with it. A connection's bytes are forgotten when it ends.
 //
+// With WorkerOrder.outlive comes a door (server/front/doors.h). From then on the server's death, which the
+// end of the pair tells, is not the process's: it goes on for as long as it has connections, and their
+// workers wait for another server. The server's next life sends a new socket there (WorkerOrder.adopt), which
+// takes the place of descriptor 3.
+//
 // A worker's device memory comes as descriptors, and the bytes go straight between the device and host memory
 // that stays registered with the driver for the process's life: nothing else of a worker is looked at. It is
 // a process of its own since that memory, and a context on each device, outlive sessions.

@@ -115,6 +115,12 @@ CopierStore::CopierStore(Options options) : options_(std::move(options)) {
   if (!options_.machineHasRoom) options_.machineHasRoom = hostHasRoom;
 }
 
+void CopierStore::setRoom(uint64_t budget, std::string folder) {
+  std::lock_guard lock(mutex_);
+  options_.budget = std::max({budget - budget % kCopierUnit, usage_.slabs, usage_.memory});
+  options_.folder = std::move(folder);
+}
+
 CopierStore::Holding::~Holding() { store_.giveBack(*this); }
 
 CopierStore::Usage CopierStore::usage() const {
@@ -135,7 +141,7 @@ std::unique_ptr<CopierStore::Holding> CopierStore::reserve(std::span<const uint6
   std::unique_ptr<Holding> holding(new Holding(*this));
   {
     std::lock_guard lock(mutex_);
-    const uint64_t memory = std::min(wanted, options_.budget - usage_.memory);
+    const uint64_t memory = std::min(wanted, options_.budget - std::min(options_.budget, usage_.memory));
     if (memory < wanted && options_.folder.empty()) {
       why = refusal(wanted);
       return nullptr;
@@ -150,7 +156,12 @@ std::unique_ptr<CopierStore::Holding> CopierStore::reserve(std::span<const uint6
 }
 
 bool CopierStore::takeDisk(Holding& holding, std::string& why) {
-  if (holding.disk_ != 0) holding.file_ = mapFile(options_.folder, holding.disk_, why);
+  std::string folder;
+  {
+    std::lock_guard lock(mutex_);
+    folder = options_.folder;
+  }
+  if (holding.disk_ != 0) holding.file_ = mapFile(folder, holding.disk_, why);
   return holding.disk_ == 0 || holding.file_ != nullptr;
 }
 
@@ -196,7 +207,8 @@ bool CopierStore::makeSlab(uint64_t bytes) {
 uint64_t CopierStore::nextSlab(uint64_t missing) const {
   const uint64_t wanted = (missing + kLeastSlab - 1) / kLeastSlab * kLeastSlab;
   std::lock_guard lock(mutex_);
-  return std::min({wanted, options_.slabBytes, options_.budget - usage_.slabs});
+  // A slab that was being made when the budget fell may exceed it.
+  return std::min({wanted, options_.slabBytes, options_.budget - std::min(options_.budget, usage_.slabs)});
 }
 
 // True: there may be free memory now.
@@ -208,6 +220,7 @@ bool CopierStore::grow(uint64_t missing, std::string& why) {
   }
   const uint64_t bytes = nextSlab(missing);
   if (bytes == 0 || makeSlab(bytes)) return true;  // 0: what is missing has just been given back
+  std::lock_guard lock(mutex_);
   why = "this machine has no " + gib(bytes) + " of memory left to keep a suspended session in, though " +
         gib(options_.budget) + " are allowed (suspend_memory in server.yaml)";
   return false;
@@ -215,7 +228,7 @@ bool CopierStore::grow(uint64_t missing, std::string& why) {
 
 bool CopierStore::touchAhead(uint64_t bytes) {
   std::lock_guard making(making_);
-  const uint64_t most = std::min(bytes, options_.budget);
+  const uint64_t most = std::min(bytes, options_.budget);  // before anybody can set another
   for (uint64_t made = usage().slabs; made < most; made = usage().slabs)
     if (!makeSlab(nextSlab(most - made))) return false;
   return true;

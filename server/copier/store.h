@@ -75,6 +75,8 @@ class CopierStore {
   // Pieces of so many bytes each, multiples of 2 MiB, whose sum does not overflow: all, or null and why. The
   // store outlives what it gives. Waits for slabs to be made.
   std::unique_ptr<Holding> reserve(std::span<const uint64_t> pieces, std::string& why);
+  // From now on; of the budget not less than what is there by now.
+  void setRoom(uint64_t budget, std::string folder);
   // Makes slabs until there are so many bytes of them, or as many as the budget allows. False: the machine
   // has no such memory.
   bool touchAhead(uint64_t bytes);

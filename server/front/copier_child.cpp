@@ -1,9 +1,17 @@
 #include "server/front/copier_child.h"
 
 #include <capnp/message.h>
+#include <capnp/serialize.h>
+#include <fcntl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
 
 #include "base/log.h"
+#include "base/process_name.h"
 
 namespace gpupool::server {
 namespace {
@@ -16,7 +24,7 @@ kj::Exception copierFailure(const std::string& text) {
 }  // namespace
 
 CopierChild::CopierChild(kj::UnixEventPort& port, kj::Timer& timer, Settings settings)
-    : port_(port), timer_(timer), settings_(std::move(settings)), tasks_(*this) {}
+    : port_(port), timer_(timer), settings_(std::move(settings)), doors_(settings_.doors), tasks_(*this) {}
 
 std::vector<std::string> CopierChild::arguments() const {
   std::vector<std::string> words{"--copier", "--driver", settings_.driver, "--budget",
@@ -31,12 +39,82 @@ std::vector<std::string> CopierChild::arguments() const {
 void CopierChild::start() {
   auto life = kj::refcounted<Life>();
   life->child = WorkerChild::start(port_, settings_.program, arguments());
+  life->stored = {life->child->pid(), processStartTicks(life->child->pid())};
+  tellToOutlive(*life->child);
   life_ = kj::mv(life);
-  ready_ = awaitReady(kj::addRef(*life_)).fork();
+  ready_ = awaitReady(kj::addRef(*life_), settings_.startBound).fork();
+  changed_();
 }
 
-kj::Promise<void> CopierChild::awaitReady(kj::Own<Life> life) {
-  auto report = timer_.timeoutAfter(settings_.startBound, life->child->receive());
+// Without a door, or if it does not hear that, it ends with this process.
+void CopierChild::tellToOutlive(WorkerChild& child) {
+  if (settings_.away.count() == 0) return;
+  const kj::AutoCloseFd door = doors_.make(child.pid());
+  if (door.get() < 0) return;
+  child.outlive(doors_.nameOf(child.pid()));
+  capnp::MallocMessageBuilder message;
+  message.initRoot<schema::WorkerOrder>().setOutlive(static_cast<uint32_t>(settings_.away.count()));
+  const int descriptor = door;
+  child.send(message, std::span(&descriptor, 1));
+}
+
+kj::Promise<void> CopierChild::readopt(const StoredCopier& known) {
+  return kj::evalNow([&]() -> kj::Promise<void> {
+           life_ = adopt(known);
+           if (life_.get() == nullptr) return kj::READY_NOW;
+           ready_ = awaitReady(kj::addRef(*life_), settings_.adoptBound).fork();
+           return ready_.addBranch();
+         })
+      .then([this] {
+        if (life_.get() == nullptr) return;
+        GPUPOOL_INFO("copier %d of this server's earlier life goes on", life_->child->pid());
+        changed_();
+      })
+      .catch_([pid = known.pid](kj::Exception&& exception) {
+        GPUPOOL_WARNING("copier %d of this server's earlier life is not readopted: %s", pid,
+                        exception.getDescription().cStr());
+      });
+}
+
+// Null: it is gone. Where it cannot be reached it is killed.
+kj::Own<CopierChild::Life> CopierChild::adopt(const StoredCopier& known) {
+  const int descriptor = static_cast<int>(syscall(SYS_pidfd_open, known.pid, 0));
+  if (descriptor < 0) return {};
+  kj::AutoCloseFd process(descriptor);
+  // Asked after it was opened: the descriptor names this very process.
+  if (known.startTicks == 0 || processStartTicks(known.pid) != known.startTicks) return {};
+  int again, ends[2];
+  KJ_SYSCALL(again = fcntl(process, F_DUPFD_CLOEXEC, 0));
+  ownChildren().adopt(known.pid, kj::AutoCloseFd(again));
+  KJ_SYSCALL(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends));
+  kj::AutoCloseFd ours(ends[0]);
+  const kj::AutoCloseFd theirs(ends[1]);
+  auto life = kj::refcounted<Life>();
+  life->stored = known;
+  life->child = kj::heap<WorkerChild>(port_, ownChildren(), WorkerParent::Process{known.pid, kj::mv(process)},
+                                      kj::mv(ours));
+  life->child->outlive(doors_.nameOf(known.pid));
+  if (settings_.away.count() == 0) kj::throwFatalException(copierFailure("is not to outlive its server"));
+  capnp::MallocMessageBuilder message;
+  auto room = message.initRoot<schema::WorkerOrder>().initAdopt();
+  room.setBudgetBytes(settings_.budgetBytes);
+  room.setFolder(settings_.folder);
+  const auto words = capnp::messageToFlatArray(message);
+  const auto bytes = words.asBytes();
+  const int error =
+      doors_.knock(known.pid, std::as_bytes(std::span(bytes.begin(), bytes.size())), theirs.get());
+  if (error != 0)
+    kj::throwFatalException(copierFailure(std::string("cannot be reached: ") + strerror(error)));
+  return life;
+}
+
+std::optional<StoredCopier> CopierChild::stored() const {
+  if (life_.get() == nullptr || life_->child->gone()) return std::nullopt;
+  return life_->stored;
+}
+
+kj::Promise<void> CopierChild::awaitReady(kj::Own<Life> life, kj::Duration bound) {
+  auto report = timer_.timeoutAfter(bound, life->child->receive());
   auto kept = kj::addRef(*life);
   return report
       .then(
@@ -56,11 +134,10 @@ kj::Promise<void> CopierChild::awaitReady(kj::Own<Life> life) {
               return copierFailure("failed to start: it " + exit.text);
             });
           })
-      .catch_([this, life = kj::mv(kept)](kj::Exception&& exception) mutable -> kj::Promise<void> {
+      .catch_([this, bound, life = kj::mv(kept)](kj::Exception&& exception) mutable -> kj::Promise<void> {
         drop(*life);
         if (exception.getType() == kj::Exception::Type::OVERLOADED)
-          return copierFailure("did not get ready in " + std::to_string(settings_.startBound / kj::SECONDS) +
-                               " s");
+          return copierFailure("did not get ready in " + std::to_string(bound / kj::SECONDS) + " s");
         return kj::mv(exception);
       });
 }
@@ -77,7 +154,9 @@ kj::Promise<void> CopierChild::watch(kj::Own<Life> life) {
 
 void CopierChild::drop(Life& life) {
   life.child->kill();
-  if (life_.get() == &life) life_ = nullptr;
+  if (life_.get() != &life) return;
+  life_ = nullptr;
+  changed_();
 }
 
 kj::Promise<kj::AutoCloseFd> CopierChild::connect() {

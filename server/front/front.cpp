@@ -132,6 +132,7 @@ void Front::claim(Inventory& found) {
   storedEpochs_ = std::move(stored.epochs);
   storedHolds_ = std::move(stored.holds);
   storedLeases_ = std::move(stored.leases);
+  storedCopier_ = stored.copier;
 }
 
 void Front::devicesChanged() {
@@ -153,6 +154,7 @@ void Front::store() {
     state.leases = storedLeases_;
   else if (!stopping_ && options_.restartTime.count() != 0)
     state.leases = leases_->readoptable();
+  state.copier = readopted_ ? copier_->stored() : storedCopier_;
   state_->write(state);
 }
 
@@ -218,14 +220,21 @@ void Front::run(Inventory found) {
 }
 
 kj::Promise<void> Front::readopt() {
-  Readoption::Settings settings;
-  settings.parent = &parent_;
-  readoption_ = kj::heap<Readoption>(io_.unixEventPort, timer_, *leases_, *sessions_, *claims_,
-                                     Doors(options_.doors()), settings);
-  const auto leases = options_.restartTime.count() != 0 ? storedLeases_ : std::vector<StoredGrant>{};
-  return readoption_->run(leases).then([this] {
+  auto copier = storedCopier_ ? copier_->readopt(*storedCopier_) : kj::Promise<void>(kj::READY_NOW);
+  auto sessions = copier.then([this] {
+    Readoption::Settings settings;
+    settings.parent = &parent_;
+    if (const auto readopted = copier_->stored()) settings.copier = readopted->pid;
+    readoption_ = kj::heap<Readoption>(io_.unixEventPort, timer_, *leases_, *sessions_, *claims_,
+                                       Doors(options_.doors()), settings);
+    return readoption_->run(options_.restartTime.count() != 0 ? storedLeases_ : std::vector<StoredGrant>{});
+  });
+  return sessions.then([this] {
     readopted_ = true;
     devicesChanged();
+    for (const auto& [id, epoch] : leases_->readopted()) tasks_.add(suspension_->settle(id));
+    if (turns_.get() != nullptr && !stopping_) turns_->begin();
+    if (options_.suspendMemoryAhead.value != 0) copier_->startAhead();
   });
 }
 
@@ -237,8 +246,10 @@ void Front::startSuspension() {
   copier.folder = options_.suspendFolder;
   copier.aheadBytes = options_.suspendMemoryAhead.value;
   copier.verify = disturb_.any();
+  copier.away = options_.restartTime;
+  copier.doors = options_.doors();
   copier_ = kj::heap<CopierChild>(io_.unixEventPort, timer_, std::move(copier));
-  if (options_.suspendMemoryAhead.value != 0) copier_->startAhead();
+  copier_->onChange([this] { store(); });
 
   Suspension::Settings settings;
   settings.copier = [this] { return copier_->connect(); };
@@ -352,6 +363,7 @@ void Front::startTurns() {
     GPUPOOL_WARNING("%s: leases that use all of their memory may wait in vain for their turn%s",
                     amounts.c_str(), remedy.c_str());
   TurnTaker::Settings settings;
+  settings.waits = true;  // for what is readopted
   settings.turns.turn = options_.turnTime;
   settings.opening = [this](const Id& lease) {
     return admission_.get() != nullptr && admission_->opening(lease);

@@ -81,7 +81,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   void startKeeper();
   // With overcommit. Throws, saying why, if there is not the memory that it takes.
   void startTurns();
-  // The sessions of this server's earlier life.
+  // The copier and the sessions of this server's earlier life.
   kj::Promise<void> readopt();
   // A context ahead of time takes 527 MiB. None is made on a device whose leases reserve all of its memory
   // and use it, or will when they are resumed.
@@ -125,7 +125,8 @@ class Front final : private kj::TaskSet::ErrorHandler {
   std::unique_ptr<StateFile> state_;
   std::map<std::string, uint64_t> storedEpochs_;
   std::vector<NotedHold> storedHolds_;
-  std::vector<StoredGrant> storedLeases_;  // of the earlier life
+  std::vector<StoredGrant> storedLeases_;     // of the earlier life
+  std::optional<StoredCopier> storedCopier_;  // likewise
   kj::Own<DeviceClaims> claims_;
   std::unique_ptr<fabric::Watch> fabric_;
   std::unique_ptr<health::Watch> health_;

@@ -74,7 +74,7 @@ std::optional<std::string> LeaseTable::grant(schema::Lease::Reader lease) {
 std::vector<StoredGrant> LeaseTable::readoptable() const {
   std::vector<StoredGrant> list;
   for (const auto& [id, lease] : leases_) {
-    if (!outlives(lease) || lease.closing || lease.paused || lease.target) continue;
+    if (!outlives(lease) || lease.closing || lease.target || lease.moving || lease.held) continue;
     StoredGrant& one = list.emplace_back(StoredGrant{id,
                                                      lease.epoch,
                                                      lease.key,
@@ -87,6 +87,12 @@ std::vector<StoredGrant> LeaseTable::readoptable() const {
                                                      lease.idleMs});
     for (const GrantedDevice& device : lease.devices)
       one.devices.emplace_back(devices_[device.index].uuid, device.memoryBytes);
+    if (!lease.paused) continue;
+    StoredAside& aside = one.aside.emplace();
+    aside.byTurns = lease.aside;
+    aside.changing = !lease.suspended || lease.resuming;
+    if (!aside.changing) aside.kept = lease.suspended->kept;
+    if (!aside.changing) aside.movedBytes = lease.suspended->movedBytes;
   }
   return list;
 }
@@ -109,7 +115,6 @@ std::optional<std::string> LeaseTable::readopt(const StoredGrant& lease,
     if (at == devices_.end()) return "this server does not have its device any more";
     const GrantedDevice device{static_cast<size_t>(at - devices_.begin()), bytes};
     if (grant.epoch > epochs_[device.index]) return "its device has not been granted with that epoch";
-    if (auto missing = lacks(device.index, whole(device))) return missing;
     grant.devices.push_back(device);
   }
   grant.key = lease.key;
@@ -121,7 +126,17 @@ std::optional<std::string> LeaseTable::readopt(const StoredGrant& lease,
   grant.idleMs = lease.idleMs;
   grant.readopted = true;
   grant.sessionEpochs = std::move(sessionEpochs);
-  if (!outlives(grant)) return "leases take turns here now (overcommit)";
+  if (lease.aside) {
+    grant.paused = true;
+    grant.aside = lease.aside->byTurns && overcommitted();  // else nobody would bring it back
+    if (!lease.aside->changing) {
+      if (lease.aside->kept.size() != grant.devices.size()) return "what it keeps is not known";
+      grant.lastKept = lease.aside->kept;
+      grant.suspended = Suspended{.kept = lease.aside->kept, .movedBytes = lease.aside->movedBytes};
+    }
+  }
+  for (size_t place = 0; place < grant.devices.size(); ++place)
+    if (auto missing = lacks(grant.devices[place].index, reserved(grant, place))) return missing;
   leases_.emplace(grant.id, std::move(grant));
   return std::nullopt;
 }
@@ -274,8 +289,8 @@ void LeaseTable::pause(const Id& id, bool aside) {
 }
 
 void LeaseTable::pauseToMove(const Id& id) {
-  pause(id);
   if (Grant* lease = admissible(id)) lease->moving = true;
+  pause(id);
 }
 
 void LeaseTable::unpause(const Id& id) {
@@ -297,8 +312,8 @@ void LeaseTable::setHeld(const Id& id, HeldFiles held, Suspended suspended) {
   Grant* lease = admissible(id);
   if (lease == nullptr) return;
   suspended.kept.assign(lease->devices.size(), 0);
-  setSuspended(id, std::move(suspended));
   lease->held = std::move(held);
+  setSuspended(id, std::move(suspended));
   lease->holding = lease->moving = false;
 }
 
@@ -322,6 +337,7 @@ std::optional<std::string> LeaseTable::reserveAgain(const Id& id) {
     if (auto missing = lacks(lease->devices[place].index, amount - kept)) return missing;
   }
   lease->resuming = true;
+  changed_();
   return std::nullopt;
 }
 

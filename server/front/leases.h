@@ -108,12 +108,14 @@ class LeaseTable {
   // Adds the lease, or renews the key of one that is there. With overcommit it is aside if there is no room
   // for it now. The error: why it is refused, for the manager's log.
   std::optional<std::string> grant(schema::Lease::Reader lease);
-  // The next life of this server may go on with the lease, and its sessions that are as they were: it takes
-  // no turns, and does not go elsewhere when this server dies.
-  bool outlives(const Grant& lease) const { return !overcommitted() && !lease.holderKeeps; }
-  // Those of them with which it could go on now: not what is about to end, to move or to be suspended, or is.
+  // The next life of this server may go on with the lease, and its sessions that are as they were: it does
+  // not go elsewhere when this server dies.
+  static bool outlives(const Grant& lease) { return !lease.holderKeeps; }
+  // Those of them with which it could go on now: not what is about to end, or to go elsewhere, or is in
+  // files.
   std::vector<StoredGrant> readoptable() const;
-  // As an earlier life of this server had it. sessionEpochs: Grant's. The error: why not.
+  // As an earlier life of this server had it; one that was on its way to the copier or back is paused, until
+  // its sessions have said where it is. sessionEpochs: Grant's. The error: why not.
   std::optional<std::string> readopt(const StoredGrant& lease, std::map<Id, uint64_t> sessionEpochs);
   // Those that an earlier life has granted, with the epoch of their placement.
   std::vector<std::pair<Id, uint64_t>> readopted() const;

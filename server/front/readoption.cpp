@@ -26,6 +26,15 @@ void refuse(const std::string& why) {
   kj::throwFatalException(kj::Exception(kj::Exception::Type::FAILED, __FILE__, __LINE__, kj::str(why)));
 }
 
+// Its amounts are for who knows the devices.
+Outcome readState(schema::SuspendReport::Reader report) {
+  Outcome state;
+  state.suspended = report.getSuspended();
+  for (const uint64_t kept : report.getKept()) state.facts.kept.push_back(kept);
+  state.facts.movedBytes = report.getMovedBytes();
+  return state;
+}
+
 }  // namespace
 
 struct Readoption::Answer {
@@ -33,6 +42,8 @@ struct Readoption::Answer {
   uint64_t rowsHash = 0;
   std::vector<uint64_t> taken;
   SessionCounts counts;
+  bool changing = false;
+  Outcome state;  // unless it is changing
   kj::AutoCloseFd client;
   std::vector<kj::AutoCloseFd> locks;
 };
@@ -51,6 +62,7 @@ kj::Promise<void> Readoption::run(const std::vector<StoredGrant>& leases) {
   const auto workers = claims_.spared();
   adoptLeases(leases, workers);
   std::set<pid_t> known;
+  if (settings_.copier) known.insert(*settings_.copier);
   kj::Vector<kj::Promise<void>> asked;
   for (const StoredWorker& worker : workers) {
     known.insert(worker.pid);
@@ -82,7 +94,7 @@ kj::Promise<void> Readoption::adopt(StoredWorker worker) {
   return kj::evalNow([&]() -> kj::Promise<void> {
            Grant* lease = leases_.admissible(worker.lease);
            if (lease == nullptr || lease->placement(worker.session->deviceEpoch) == nullptr)
-             refuse("its lease has ended, or was neither at rest nor at work");
+             refuse("its lease has ended, or was going elsewhere");
            int ends[2];
            KJ_SYSCALL(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends));
            kj::AutoCloseFd ours(ends[0]);
@@ -141,6 +153,8 @@ kj::Promise<kj::Own<Readoption::Answer>> Readoption::hear(kj::Own<kj::UnixEventP
     const auto counts = readopted.getCounts();
     answer->counts = {counts.getCalls(), counts.getAwaited(), counts.getToDeviceBytes(),
                       counts.getFromDeviceBytes()};
+    answer->changing = readopted.getChanging();
+    if (readopted.hasSuspended()) answer->state = readState(readopted.getSuspended());
     answer->socket = kj::mv(ours);
     return answer;
   });
@@ -151,8 +165,11 @@ void Readoption::take(const StoredWorker& worker, Answer& answer) {
   const Grant* lease = leases_.admissible(worker.lease);
   const Placement* placement = lease == nullptr ? nullptr : lease->placement(worker.session->deviceEpoch);
   if (placement == nullptr) refuse("its lease has ended");
-  if (answer.taken.size() != placement->devices.size() || answer.rowsHash != worker.session->rowsHash)
+  if (answer.taken.size() != placement->devices.size() || answer.rowsHash != worker.session->rowsHash ||
+      (answer.state.suspended && answer.state.facts.kept.size() != placement->devices.size()))
     refuse(kNonsense);
+  // What it has there may be another lease's by now.
+  if (lease->suspended && (answer.changing || !answer.state.suspended)) refuse("its lease is suspended");
   SessionFacts facts;
   facts.session = worker.session->id;
   facts.lease = worker.lease;
@@ -175,7 +192,9 @@ void Readoption::take(const StoredWorker& worker, Answer& answer) {
     auto child = kj::heap<WorkerChild>(
         port_, *settings_.parent, WorkerParent::Process{worker.pid, kj::mv(*process)}, kj::mv(answer.socket));
     child->outlive(doors_.nameOf(worker.pid));
-    sessions_.readopt(std::move(facts), kj::mv(child), kj::mv(answer.client), answer.taken, answer.counts);
+    SessionTable::Earlier earlier{answer.taken, answer.counts, std::nullopt};
+    if (!answer.changing) earlier.state = answer.state;
+    sessions_.readopt(std::move(facts), kj::mv(child), kj::mv(answer.client), std::move(earlier));
     return;
   }
   refuse("it is gone");

@@ -6,11 +6,14 @@
 // only it knows: how much of its lease's memory it has, and it hands back its client's socket and the locks
 // of its devices. A worker that lies about its memory gains nothing that it would not have by using more. One
 // that does not answer within `bound`, or has another session than was noted, ends as workers of an earlier
-// life do (device_claims.h). Belongs to the event loop's thread.
+// life do (device_claims.h). Likewise one that has its memory on its devices although its lease was noted as
+// suspended. What becomes of a lease that was on its way is Suspension's (settle). Belongs to the event
+// loop's thread.
 
 #include <kj/async-io.h>
 #include <kj/async-unix.h>
 
+#include <optional>
 #include <vector>
 
 #include "server/front/device_claims.h"
@@ -25,6 +28,7 @@ class Readoption {
   struct Settings {
     WorkerParent* parent = &ownChildren();  // the workers become its
     kj::Duration bound = 5 * kj::SECONDS;   // of all of them together; each needs milliseconds
+    std::optional<pid_t> copier = {};       // whose door stays
   };
   Readoption(kj::UnixEventPort& port, kj::Timer& timer, LeaseTable& leases, SessionTable& sessions,
              DeviceClaims& claims, Doors doors, Settings settings);

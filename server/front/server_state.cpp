@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -76,6 +77,40 @@ void writeGrant(const StoredGrant& from, schema::Lease::Builder to) {
   terms.setIdleMs(from.idleMs);
 }
 
+StoredGrant readAside(schema::StoredAside::Reader from) {
+  StoredGrant lease = readGrant(from.getLease());
+  StoredAside& aside = lease.aside.emplace();
+  aside.byTurns = from.getByTurns();
+  aside.changing = from.getChanging();
+  for (const uint64_t bytes : from.getKept()) aside.kept.push_back(bytes);
+  aside.movedBytes = from.getMovedBytes();
+  return lease;
+}
+
+void writeAside(const StoredGrant& from, schema::StoredAside::Builder to) {
+  writeGrant(from, to.initLease());
+  to.setByTurns(from.aside->byTurns);
+  to.setChanging(from.aside->changing);
+  auto kept = to.initKept(static_cast<unsigned>(from.aside->kept.size()));
+  for (unsigned i = 0; i < kept.size(); ++i) kept.set(i, from.aside->kept[i]);
+  to.setMovedBytes(from.aside->movedBytes);
+}
+
+// Each kind has a list of its own.
+void writeLeases(const std::vector<StoredGrant>& from, schema::StoredServer::Builder to) {
+  const auto aside = static_cast<unsigned>(
+      std::count_if(from.begin(), from.end(), [](const StoredGrant& one) { return one.aside.has_value(); }));
+  auto leases = to.initLeases(static_cast<unsigned>(from.size()) - aside);
+  auto others = to.initAside(aside);
+  unsigned lease = 0, other = 0;
+  for (const StoredGrant& one : from) {
+    if (one.aside)
+      writeAside(one, others[other++]);
+    else
+      writeGrant(one, leases[lease++]);
+  }
+}
+
 }  // namespace
 
 ServerState StateFile::read() {
@@ -93,6 +128,11 @@ ServerState StateFile::read() {
       const bool ofThisInterface = stored.getWorkerInterface() == kWorkerInterface;
       if (ofThisInterface)
         for (auto lease : stored.getLeases()) state.leases.push_back(readGrant(lease));
+      if (ofThisInterface)
+        for (auto lease : stored.getAside()) state.leases.push_back(readAside(lease));
+      if (stored.hasCopier())
+        state.copier =
+            StoredCopier{static_cast<pid_t>(stored.getCopier().getPid()), stored.getCopier().getStartTicks()};
       for (auto worker : stored.getWorkers()) {
         StoredWorker one{
             static_cast<pid_t>(worker.getPid()), worker.getStartTicks(), schema::read(worker.getLease()), {}};
@@ -156,8 +196,12 @@ bool StateFile::replace(const ServerState& state) const {
     held.setServer(state.holds[i].server);
   }
   root.setWorkerInterface(kWorkerInterface);
-  auto leases = root.initLeases(static_cast<unsigned>(state.leases.size()));
-  for (unsigned i = 0; i < leases.size(); ++i) writeGrant(state.leases[i], leases[i]);
+  writeLeases(state.leases, root);
+  if (state.copier) {
+    auto copier = root.initCopier();
+    copier.setPid(static_cast<uint32_t>(state.copier->pid));
+    copier.setStartTicks(state.copier->startTicks);
+  }
   const auto words = capnp::messageToFlatArray(message);
   const auto flat = words.asChars();
   const std::string fresh = path_ + ".new";

@@ -42,6 +42,21 @@ struct NotedHold {
   bool operator==(const NotedHold&) const = default;
 };
 
+// Of a lease whose memory the copier has, or that is on its way there or back.
+struct StoredAside {
+  bool byTurns = false;   // Grant.aside
+  bool changing = false;  // on its way: it has its whole reservation
+  std::vector<uint64_t> kept;
+  uint64_t movedBytes = 0;
+  bool operator==(const StoredAside&) const = default;
+};
+
+struct StoredCopier {
+  pid_t pid = 0;
+  uint64_t startTicks = 0;
+  bool operator==(const StoredCopier&) const = default;
+};
+
 // A lease with which the next life may go on (Grant).
 struct StoredGrant {
   Id id;
@@ -52,6 +67,7 @@ struct StoredGrant {
   uint32_t sharePercent = 0;
   schema::Priority priority = schema::Priority::NORMAL;
   uint32_t protectMs = 0, idleMs = 0;
+  std::optional<StoredAside> aside = {};
   bool operator==(const StoredGrant&) const = default;
 };
 
@@ -60,6 +76,7 @@ struct ServerState {
   std::vector<StoredWorker> workers;
   std::vector<NotedHold> holds = {};
   std::vector<StoredGrant> leases = {};
+  std::optional<StoredCopier> copier = {};  // with which the next life may go on
   bool operator==(const ServerState&) const = default;
 };
 

@@ -12,7 +12,7 @@ namespace gpupool::server {
 namespace {
 
 // What an answer says of itself; its amounts are for who knows the devices.
-Outcome readOutcome(schema::SuspendReport::Reader report, bool toSuspend, size_t devices) {
+Outcome readOutcome(schema::SuspendReport::Reader report, std::optional<bool> toSuspend, size_t devices) {
   Outcome outcome;
   outcome.suspended = report.getSuspended();
   outcome.error = report.getError().cStr();
@@ -24,10 +24,10 @@ Outcome readOutcome(schema::SuspendReport::Reader report, bool toSuspend, size_t
     outcome.facts.kept.push_back(kept);
   }
   if (!outcome.error.empty()) return outcome;
-  if (outcome.suspended != toSuspend) {
+  if (toSuspend && outcome.suspended != *toSuspend) {
     outcome.error = std::string("its worker answered nonsense: it is ") +
                     (outcome.suspended ? "suspended" : "not suspended") + " and says nothing of why";
-  } else if (toSuspend && report.getKept().size() != devices) {
+  } else if (outcome.suspended && report.getKept().size() != devices) {
     outcome.error = "its worker answered nonsense: it keeps memory on " +
                     std::to_string(report.getKept().size()) + " devices of " + std::to_string(devices);
   }
@@ -104,17 +104,32 @@ kj::Promise<Outcome> SessionTable::order(Session& session, capnp::MessageBuilder
     if (session.text.empty()) session.text = "its worker took no order any more";
     session.worker->kill();
   }
-  const std::string what = toSuspend ? "to be suspended" : "to be resumed";
-  auto late = timer_.afterDelay(bound).then([this, what, number = session.number] {
+  return answerWithin(kj::mv(pair.promise), session.number, toSuspend ? "to be suspended" : "to be resumed",
+                      bound);
+}
+
+kj::Promise<Outcome> SessionTable::answerWithin(kj::Promise<Outcome> answer, uint64_t number,
+                                                const char* what, kj::Duration bound) {
+  auto late = timer_.afterDelay(bound).then([this, what, number] {
     Session* slow = find(number);
     if (slow == nullptr) return kj::Promise<void>(kj::READY_NOW);
     GPUPOOL_ERROR("worker %d did not answer the order %s in its time: its session is ended",
-                  slow->worker->pid(), what.c_str());
-    return end(*slow, "the session's worker did not answer the order " + what);
+                  slow->worker->pid(), what);
+    return end(*slow, std::string("the session's worker did not answer the order ") + what);
   });
   // Its end is an outcome, by `finish`.
   auto never = late.then([]() -> kj::Promise<Outcome> { return kj::NEVER_DONE; });
-  return pair.promise.exclusiveJoin(kj::mv(never));
+  return answer.exclusiveJoin(kj::mv(never));
+}
+
+kj::Promise<Outcome> SessionTable::settled(uint64_t number, kj::Duration bound) {
+  Session* session = find(number);
+  if (session == nullptr) return Outcome{.gone = true};
+  auto settles = kj::mv(session->settles);
+  session->settles = nullptr;
+  KJ_IF_MAYBE (promise, settles)
+    return answerWithin(kj::mv(*promise), number, "of this server's earlier life", bound);
+  return kj::evalLater([] { return Outcome(); });  // it has begun since
 }
 
 void SessionTable::answered(Session& session, schema::SuspendReport::Reader report) {

@@ -68,17 +68,24 @@ void SessionTable::add(SessionFacts facts, kj::Own<WorkerChild> worker, kj::Auto
 }
 
 void SessionTable::readopt(SessionFacts facts, kj::Own<WorkerChild> worker, kj::AutoCloseFd client,
-                           const std::vector<uint64_t>& taken, const SessionCounts& counts) {
+                           Earlier earlier) {
   const uint64_t number = nextNumber_++;
   auto& account = accounts_.try_emplace(accountOf(facts), facts.memoryLimits).first->second;
-  for (uint32_t place = 0; place < taken.size(); ++place)
-    KJ_REQUIRE(account.take(number, place, taken[place]), "a session has more than its lease");
+  for (uint32_t place = 0; place < earlier.taken.size(); ++place)
+    KJ_REQUIRE(account.take(number, place, earlier.taken[place]), "a session has more than its lease");
   auto session = kj::refcounted<Session>();
   session->facts = std::move(facts);
   session->worker = kj::mv(worker);
   session->client = kj::mv(client);
   session->number = number;
-  session->counts = counts;
+  session->counts = earlier.counts;
+  if (earlier.state) {
+    session->settles = kj::evalLater([state = std::move(*earlier.state)] { return state; });
+  } else {
+    auto pair = kj::newPromiseAndFulfiller<Outcome>();
+    session->answer = kj::mv(pair.fulfiller);
+    session->settles = kj::mv(pair.promise);
+  }
   session->began = timer_.now();
   GPUPOOL_INFO("session %s: goes on, worker %d, client %u (%s)", session->facts.session.text().c_str(),
                session->worker->pid(), session->facts.clientPid, session->facts.command.c_str());

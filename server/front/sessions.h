@@ -110,10 +110,14 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   void withdraw();
   // From here the worker is the session's; the client's socket was handed over. `client`: the same socket.
   void add(SessionFacts facts, kj::Own<WorkerChild> worker, kj::AutoCloseFd client);
-  // Of an earlier life of this server, whose worker has lived on. taken: what it has of the lease's memory,
-  // by device, and no more than that; counts: what its program has done up to now.
-  void readopt(SessionFacts facts, kj::Own<WorkerChild> worker, kj::AutoCloseFd client,
-               const std::vector<uint64_t>& taken, const SessionCounts& counts);
+  // Of a session of an earlier life of this server, whose worker has lived on.
+  struct Earlier {
+    std::vector<uint64_t> taken;  // what it has of the lease's memory, by device, and no more than that
+    SessionCounts counts;         // what its program has done up to now
+    // What it is, as if it were asked for; nothing: it carries an order of that life out, and will say.
+    std::optional<Outcome> state;
+  };
+  void readopt(SessionFacts facts, kj::Own<WorkerChild> worker, kj::AutoCloseFd client, Earlier earlier);
   // Ends all sessions of the lease; resolves when their processes are gone.
   kj::Promise<void> end(const Id& lease, const std::string& reason);
   // leaves: of a session whose client goes on at another server (transport::kLeavingWords).
@@ -164,6 +168,9 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   // but for the amounts.
   kj::Promise<Outcome> suspend(uint64_t number, uint32_t drainMs, kj::AutoCloseFd copier, kj::Duration bound);
   kj::Promise<Outcome> resume(uint64_t number, kj::Duration bound);
+  // Likewise to such an order of an earlier life, or what it was when it was readopted. Once, and before any
+  // other order.
+  kj::Promise<Outcome> settled(uint64_t number, kj::Duration bound);
   // Null: it is gone, or is to end. The epoch is its worker's.
   const SessionFacts* facts(uint64_t number) const;
   // What the old worker gets with an order to move. If there is no answer within `bound`, that worker is
@@ -282,7 +289,8 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
     ClientLog log;                                    // likewise
     SessionCounts counts;                             // likewise
     kj::Own<kj::PromiseFulfiller<Outcome>> answer;    // to an order; null: none is under way
-    bool toSuspend = false;                           // that order
+    std::optional<bool> toSuspend;                    // that order; nothing: of an earlier life, either
+    kj::Maybe<kj::Promise<Outcome>> settles;          // of one that was readopted
     kj::Own<kj::PromiseFulfiller<MoveAnswer>> moved;  // to an order to move; null: none is under way
     std::string toServer;  // that order's, where the session leaves this server: where to
     bool holds = false;    // that is a file
@@ -324,6 +332,8 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   void giveUp(Session& session, const kj::Exception& malformed);
   kj::Promise<Outcome> order(Session& session, capnp::MessageBuilder& message,
                              std::span<const int> descriptors, bool toSuspend, kj::Duration bound);
+  kj::Promise<Outcome> answerWithin(kj::Promise<Outcome> answer, uint64_t number, const char* what,
+                                    kj::Duration bound);
   void answered(Session& session, schema::SuspendReport::Reader report);
   kj::Promise<void> end(Session& session, const std::string& reason);
   void leaveAtOnce(Session& session, const std::string& reason);

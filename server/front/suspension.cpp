@@ -8,6 +8,7 @@ namespace gpupool::server {
 namespace {
 
 constexpr uint32_t kDisturbDrainMs = 5'000;  // some tests' kernels wait for a later call
+constexpr uint32_t kSettleDrainMs = 30'000;  // for orders whose own the earlier life knew
 
 kj::Exception orderFailure(const std::string& text) {
   return kj::Exception(kj::Exception::Type::FAILED, __FILE__, __LINE__, kj::str(text));
@@ -273,6 +274,46 @@ kj::Promise<void> Suspension::end(const std::vector<uint64_t>& numbers, const st
   auto gone = kj::heapArrayBuilder<kj::Promise<void>>(numbers.size());
   for (const uint64_t number : numbers) gone.add(sessions_.endOne(number, reason));
   return kj::joinPromises(gone.finish());
+}
+
+// ---- of an earlier life ----
+
+kj::Promise<void> Suspension::settle(const Id& lease) {
+  return queue<void>(lease, [this, lease] { return settleNow(lease); });
+}
+
+kj::Promise<void> Suspension::settleNow(Id lease) {
+  const std::vector<uint64_t> numbers = sessions_.numbers(lease);
+  auto answers = kj::heapArrayBuilder<kj::Promise<Outcome>>(numbers.size());
+  for (const uint64_t number : numbers)
+    answers.add(sessions_.settled(number, settings_.bound + kSettleDrainMs * kj::MILLISECONDS));
+  return kj::joinPromises(answers.finish()).then([this, lease, numbers](kj::Array<Outcome> list) {
+    return concludeSettle(lease, byNumber(numbers, kj::mv(list)));
+  });
+}
+
+kj::Promise<void> Suspension::concludeSettle(Id lease, Outcomes outcomes) {
+  const Grant* grant = leases_.admissible(lease);
+  if (grant == nullptr) return kj::READY_NOW;
+  const auto living = those(outcomes, [](const Outcome&) { return true; });
+  const auto suspended = those(outcomes, [](const Outcome& one) { return one.suspended; });
+  Suspended total;
+  const bool all = grant->paused && !grant->suspended && !living.empty() &&
+                   suspended.size() == living.size() && sum(lease, outcomes, total).empty();
+  if (all) {
+    leases_.setSuspended(lease, std::move(total));
+    GPUPOOL_INFO("lease %s: suspended by an order of this server's earlier life", lease.text().c_str());
+  }
+  if (grant->suspended) {
+    last_[lease] = {std::move(outcomes), kSettleDrainMs};
+    return kj::READY_NOW;
+  }
+  return takeBack(outcomes).then([this, lease] {
+    Grant* grant = leases_.admissible(lease);
+    if (grant == nullptr || !grant->paused) return;
+    GPUPOOL_INFO("lease %s: runs, behind an order of this server's earlier life", lease.text().c_str());
+    leases_.unpause(lease);
+  });
 }
 
 // ---- for tests ----

@@ -54,6 +54,11 @@ class Suspension final : private kj::TaskSet::ErrorHandler {
   kj::Promise<Suspended> putAside(const Id& lease, uint32_t drainMs);
   kj::Promise<void> bringBack(const Id& lease);
 
+  // Of a lease that an earlier life of this server had, before any order: what its sessions have made of the
+  // orders of that. Suspended it stays; one that was on its way is suspended where all sessions are, and else
+  // it runs. Resolves when that is decided.
+  kj::Promise<void> settle(const Id& lease);
+
   // For orders of another kind (migration.h): they take their turn with these.
   LeaseLanes& lanes() { return lanes_; }
   // Of a lease that is paused: resolves when every session whose holder has been told that it is open is
@@ -72,6 +77,8 @@ class Suspension final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> resumeReserved(Id lease);
   kj::Promise<void> concludeResume(Id lease, const Outcomes& outcomes);
   kj::Promise<void> disturbNow(Id lease, uint64_t number);
+  kj::Promise<void> settleNow(Id lease);
+  kj::Promise<void> concludeSettle(Id lease, Outcomes outcomes);
 
   // Rejects before any order is given if there are not connections for all.
   kj::Promise<Outcomes> suspendAll(const std::vector<uint64_t>& numbers, uint32_t drainMs);

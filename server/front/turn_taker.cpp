@@ -34,6 +34,7 @@ TurnTaker::TurnTaker(kj::Timer& timer, LeaseTable& leases, SessionTable& session
       settings_(std::move(settings)),
       turns_(withMemory(settings_.turns, leases.devices())),
       decided_(timer.now() - settings_.closest),
+      stopped_(settings_.waits),
       tasks_(*this) {
   sessions_.onActivity([this] { plan(timer_.now()); });
   leases_.onWaitedFor([this](size_t device) { return turns_.waitedFor(device); });
@@ -47,6 +48,11 @@ TurnTaker::~TurnTaker() noexcept {
 void TurnTaker::asked(const Id& lease) {
   if (!leases_.contains(lease)) return;
   wantedUntil_.insert_or_assign(lease, timer_.now() + settings_.patience);
+  plan(timer_.now());
+}
+
+void TurnTaker::begin() {
+  stopped_ = false;
   plan(timer_.now());
 }
 

@@ -29,6 +29,7 @@ class TurnTaker final : private kj::TaskSet::ErrorHandler {
     Turns::Settings turns;  // without the memory
     kj::Duration tick = 100 * kj::MILLISECONDS, closest = 20 * kj::MILLISECONDS;
     kj::Duration patience = 2 * kj::SECONDS;  // holders ask every half second
+    bool waits = false;                       // nothing is decided before `begin`
     // A session of the lease is about to begin: it wants its devices.
     std::function<bool(const Id& lease)> opening = [](const Id&) { return false; };
   };
@@ -41,6 +42,7 @@ class TurnTaker final : private kj::TaskSet::ErrorHandler {
 
   // The lease's holder wants a session of it, or the lease is to come back soon for another reason.
   void asked(const Id& lease);
+  void begin();
   // Nothing is moved any more.
   void stop() { stopped_ = true; }
   // Of all leases that are not suspended by order: for the heartbeat (LeaseTurn).

@@ -62,7 +62,7 @@ bool WorkerStarts::send(WorkerChild& worker, const SessionFacts& facts, const Gr
 }
 
 kj::AutoCloseFd WorkerStarts::doorFor(WorkerChild& worker, const Grant& grant) const {
-  if (settings_.away.count() == 0 || !leases_.outlives(grant)) return nullptr;
+  if (settings_.away.count() == 0 || !LeaseTable::outlives(grant)) return nullptr;
   auto door = doors_.make(worker.pid());
   if (door.get() >= 0) worker.outlive(doors_.nameOf(worker.pid()));
   return door;

@@ -321,10 +321,14 @@ TEST_CASE("a server's state outlives it, and workers do not outlive the machine"
                           schema::Priority::HIGH,
                           60'000,
                           5000};
+  StoredGrant aside = lease;
+  aside.id = {3, 4};
+  aside.aside = StoredAside{.byTurns = true, .changing = true, .kept = {5, 6}, .movedBytes = 77};
   const ServerState state{{{uuid(0), 7}, {uuid(1), 9}},
                           {{12, 345, {1, 2}, {uuid(0)}}, {13, 345, {1, 2}, {uuid(0)}, session}},
                           {{{1, 2}, {3, 4}, "monday", "x"}},
-                          {lease}};
+                          {lease, aside},
+                          StoredCopier{14, 346}};
   CHECK(StateFile(path, "boot").read() == ServerState{});
   StateFile(path, "boot").write(state);
   std::ofstream(path + ".new") << "half";  // of a server that was killed while it wrote
@@ -334,6 +338,7 @@ TEST_CASE("a server's state outlives it, and workers do not outlive the machine"
   CHECK(later.epochs == state.epochs);
   CHECK(later.workers.empty());
   CHECK(later.leases.empty());
+  CHECK_FALSE(later.copier);
   struct stat file{};
   REQUIRE(stat(path.c_str(), &file) == 0);
   CHECK((file.st_mode & 0777) == 0600);  // it has keys

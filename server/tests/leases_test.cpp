@@ -200,7 +200,7 @@ TEST_CASE("a lease with more devices than a session can have is refused") {
         "it has 9 devices, and a session at most 8");
 }
 
-TEST_CASE("the next life of a server goes on with leases that are at rest or at work, and with no other") {
+TEST_CASE("the next life of a server goes on with leases that stay there, and with no other") {
   LeaseTable table(twoDevices());
   const auto lives = [&](Id id) {
     const auto list = table.readoptable();
@@ -213,17 +213,21 @@ TEST_CASE("the next life of a server goes on with leases that are at rest or at 
   CHECK(lives(kMoving));
   CHECK(changed());
   const StoredGrant stored = table.readoptable()[0];
-  table.pause(kMoving);
+  CHECK_FALSE(stored.aside);
+  bool moved = false;  // one that is going elsewhere was noted, at whatever moment
+  table.onChange([&] {
+    ++changes;
+    moved = moved || lives(kMoving);
+  });
+  table.pauseToMove(kMoving);
   CHECK_FALSE(lives(kMoving));
-  CHECK(changed());
-  table.setSuspended(kMoving, {.kept = {0, 0}});
+  table.pauseToHold(kMoving);
+  table.setHeld(kMoving, {}, {});
   CHECK_FALSE(lives(kMoving));
+  CHECK_FALSE(moved);
   table.unpause(kMoving);
   CHECK(lives(kMoving));
   CHECK(changed());
-  table.pauseToMove(kMoving);
-  CHECK_FALSE(lives(kMoving));
-  table.unpause(kMoving);
   table.close(kMoving);
   CHECK_FALSE(lives(kMoving));
   CHECK(changed());
@@ -249,4 +253,58 @@ TEST_CASE("the next life of a server goes on with leases that are at rest or at 
   large.id = {6, 6};
   large.devices[0].second = twoDevices()[0].memoryBytes;
   CHECK(next.readopt(large, {}));
+}
+
+TEST_CASE("a lease that is suspended, or on its way, is that in the next life of its server") {
+  LeaseTable table(twoDevices());
+  const auto noted = [&] { return table.readoptable().at(0).aside; };
+  std::optional<StoredAside> told;
+  table.onChange([&] { told = noted(); });
+  REQUIRE(grant(table, kMoving, 4, {0, 1}) == "");
+  table.pause(kMoving);
+  CHECK(told == StoredAside{.byTurns = false, .changing = true, .kept = {}, .movedBytes = 0});
+  const StoredGrant going = table.readoptable()[0];
+  table.setSuspended(kMoving, {.kept = {7, 0}, .movedBytes = 99});
+  CHECK(told == StoredAside{.byTurns = false, .changing = false, .kept = {7, 0}, .movedBytes = 99});
+  const StoredGrant suspended = table.readoptable()[0];
+  REQUIRE_FALSE(table.reserveAgain(kMoving));
+  CHECK(told == going.aside);  // before anything comes back
+  table.unpause(kMoving);
+  CHECK_FALSE(told);
+
+  const std::map<std::string, uint64_t> epochs{{uuid(0), 4}, {uuid(1), 4}};
+  LeaseTable next(twoDevices(), epochs), way(twoDevices(), epochs), wrong(twoDevices(), epochs);
+  REQUIRE_FALSE(next.readopt(suspended, {}));
+  CHECK(next.reserved(0) == 7);
+  CHECK(next.suspended() == std::vector<std::pair<Id, std::vector<uint64_t>>>{{kMoving, {7, 0}}});
+  CHECK(next.admissible(kMoving)->paused);
+  CHECK(next.readoptable() == std::vector{suspended});
+  REQUIRE_FALSE(way.readopt(going, {}));
+  CHECK(way.reserved(0) == kGiB);
+  CHECK(way.admissible(kMoving)->paused);
+  CHECK(way.suspended().empty());
+  CHECK(way.readoptable() == std::vector{going});
+  StoredGrant damaged = suspended;
+  damaged.aside->kept.pop_back();
+  CHECK(wrong.readopt(damaged, {}));
+}
+
+TEST_CASE("leases that take turns do so in the next life of their server, or are suspended there") {
+  LeaseTable table(twoDevices(), {}, 200);
+  const uint64_t most = twoDevices()[0].memoryBytes - 3 * kGiB;
+  REQUIRE(grant(table, {1, 1}, 4, {0}, most) == "");
+  REQUIRE(grant(table, {2, 2}, 5, {0}, most) == "");
+  REQUIRE(table.admissible({2, 2})->aside);
+  const std::map<std::string, uint64_t> epochs{{uuid(0), 5}};
+  LeaseTable next(twoDevices(), epochs, 200), other(twoDevices(), epochs);
+  for (const StoredGrant& lease : table.readoptable()) {
+    CHECK_FALSE(next.readopt(lease, {}));
+    CHECK_FALSE(other.readopt(lease, {}));
+  }
+  CHECK(next.admissible({2, 2})->aside);
+  CHECK(next.suspended().empty());
+  CHECK(next.reserved(0) == table.reserved(0));
+  CHECK(next.reserveAgain({2, 2}));
+  CHECK_FALSE(other.admissible({2, 2})->aside);  // nobody would bring it back
+  CHECK(other.suspended().size() == 1);
 }

@@ -87,6 +87,7 @@ struct Worker {
       return std::string("moved: ") + moved.getError().cStr() + " " + std::to_string(moved.getMovedBytes()) +
              " " + std::to_string(moved.getDrainMs()) + " " + std::to_string(moved.getPauseMs());
     }
+    if (report.isSuspended()) return report.getSuspended().getSuspended() ? "suspended" : "not suspended";
     return "devices";
   }
   struct Memory {

@@ -1,6 +1,8 @@
 // A worker whose server dies, and the server's next life, which comes to its door.
+#include <fcntl.h>
 #include <sys/un.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -70,6 +72,31 @@ struct Visited {
     const auto bytes = words.asBytes();
     CHECK(doors.knock(worker.pid, std::as_bytes(std::span(bytes.begin(), bytes.size())), ends[1]) == 0);
     close(ends[1]);
+  }
+  // What it says of its memory being with the copier; "" if it does not come.
+  std::string state() {
+    capnp::word buffer[1024];
+    const auto received = receiveWithDescriptors(worker.socket, std::as_writable_bytes(std::span(buffer)));
+    for (int one : received.descriptors) close(one);
+    if (received.bytes <= 0) return "";
+    capnp::FlatArrayMessageReader reader(
+        kj::arrayPtr(buffer, static_cast<size_t>(received.bytes) / sizeof(capnp::word)));
+    const auto said = reader.getRoot<schema::WorkerReport>().getReadopted();
+    if (said.getChanging()) return "changing";
+    if (!said.hasSuspended()) return "here";
+    std::string text = said.getSuspended().getSuspended() ? "suspended" : "nonsense";
+    for (const uint64_t kept : said.getSuspended().getKept()) text += " " + std::to_string(kept);
+    return text + " of " + std::to_string(said.getSuspended().getMovedBytes());
+  }
+  void orderToSuspend() {
+    capnp::MallocMessageBuilder message;
+    message.initRoot<schema::WorkerOrder>().initSuspend().setDrainMs(1000);
+    worker.send(message, client);  // any descriptor
+  }
+  void orderToResume() {
+    capnp::MallocMessageBuilder message;
+    message.initRoot<schema::WorkerOrder>().setResume();
+    worker.send(message);
   }
   // What it says it has of each device; empty: it does not come.
   std::vector<uint64_t> taken() {
@@ -169,14 +196,58 @@ TEST_CASE("a server that does not come back in time, or whose session cannot wai
                     "the GPU server died: its process was killed or crashed, and was not started again "
                     "within 50 ms"),
                50);
-  Visited aside(body("it is suspended",
+  Visited aside(body("it is being moved",
                      "the GPU server died: its process was killed or crashed, and its session "
-                     "does not outlive it: it is suspended"));
+                     "does not outlive it: it is being moved"));
   Visited none(body("", "the GPU server died: its process was killed or crashed"), 0);
   for (Visited* one : {&late, &aside, &none}) {
     one->worker.hangUp();
     CHECK(one->worker.wait() == 41);
   }
+}
+
+TEST_CASE(
+    "the next server hears where a session's memory is, and what has come of an order of the last one") {
+  int gate[2];
+  REQUIRE(pipe2(gate, O_CLOEXEC) == 0);
+  Visited visited([&](WorkerProcess& process) {
+    if (!process.waitForSession()) return 1;
+    static std::atomic<int> orders{0};
+    process.onOrders({.suspend =
+                          [](auto, int copier) {
+                            close(copier);
+                            ++orders;
+                          },
+                      .resume = [] { ++orders; }});
+    process.watchServer([](const std::string&) { _exit(40); });
+    SuspendOutcome outcome;
+    outcome.suspended = true;
+    outcome.kept = {5, 0};
+    outcome.movedBytes = 77;
+    while (orders < 1) usleep(1000);
+    process.reportSuspended(outcome);
+    while (orders < 2) usleep(1000);
+    char go;
+    if (read(gate[0], &go, 1) != 1) return 2;
+    process.reportSuspended({});
+    for (;;) sleep(1);
+    return 0;
+  });
+  visited.orderToSuspend();
+  CHECK(visited.worker.report() == "suspended");
+  visited.worker.hangUp();
+  visited.returnAs({1, 0}, 3);
+  CHECK(visited.state() == "suspended 5 0 of 77");
+  visited.orderToResume();
+  visited.worker.hangUp();
+  visited.returnAs({1, 0}, 3);
+  CHECK(visited.state() == "changing");
+  REQUIRE(write(gate[1], "x", 1) == 1);
+  CHECK(visited.worker.report() == "not suspended");
+  visited.worker.hangUp();
+  visited.returnAs({1, 0}, 3);
+  CHECK(visited.state() == "here");
+  for (const int end : gate) close(end);
 }
 
 TEST_CASE("SIGTERM and the client's end still end a session that waits for a server") {

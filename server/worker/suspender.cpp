@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "base/log.h"
 #include "server/worker/suspender_waits.h"
 
@@ -104,10 +106,12 @@ bool Suspender::awaitCycle(uint64_t seen, std::chrono::milliseconds time) {
 }
 
 std::string Suspender::apart() {
-  settle(kApart);
-  std::lock_guard lock(mutex_);
-  if (suspended_) return "it is suspended";
-  return busy_ || !orders_.empty() ? "it is being suspended or moved" : "";
+  std::unique_lock lock(mutex_);
+  const auto stays = [this] {
+    return !(busy_ && moves_) &&
+           std::none_of(orders_.begin(), orders_.end(), [](const Order& order) { return order.streams(); });
+  };
+  return changed_.wait_for(lock, kApart, stays) ? "" : "it is being moved";
 }
 
 void Suspender::run() {
@@ -132,8 +136,8 @@ void Suspender::run() {
     Order order = std::move(orders_.front());
     orders_.pop_front();
     busy_ = true;
+    const bool moves = moves_ = order.streams();
     lock.unlock();
-    const bool moves = order.streams();
     const MoveOutcome moved = moves ? carryOutMove(order) : MoveOutcome{};
     const SuspendOutcome outcome = moves ? SuspendOutcome{} : carryOut(order);
     // The program may destroy the context that was current here; the driver must not meet it again.

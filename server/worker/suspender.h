@@ -70,8 +70,9 @@ class Suspender {
   // ends because it has moved.
   void settle(std::chrono::milliseconds time);
 
-  // "" if nothing of the session is with the server's processes, whose end it then outlives; else what is,
-  // for people. Waits a while for what is under way, and fails where the server is gone.
+  // "" if the session can outlive the server; else why not, for people. What is with the copier outlives it
+  // too, and an order to suspend or to resume is carried out all the same. Waits a while for a move that is
+  // under way, which fails where the server is gone.
   std::string apart();
 
   // Some stream of the session captures.
@@ -144,6 +145,7 @@ class Suspender {
   bool suspended_ = false;
   uint64_t carriedOut_ = 0;
   bool ending_ = false, busy_ = false;
+  bool moves_ = false;  // what it is busy with streams the session somewhere
   bool compares_ = false;
   std::atomic<bool> sendsPages_{false};
   std::thread thread_;

@@ -115,18 +115,6 @@ check "the memory is free: $(free_bytes)" until_true is_free
 check "no worker is left" until_true are_gone $(workers)
 rm "$stop"
 
-case_of "a suspended lease ends with its server, as ever"
-in_lease eve
-works eve
-run gpupool suspend "$(lease_of eve)"
-check "it is suspended: $err" test "$status" -eq 0
-kill_server
-ends_badly eve died # whether of the server or of the copier, which dies with it, its worker sees first
-check "and why it does not go on: $(cat "$folder/eve.err")" grep -Eq \
-  "does not outlive it: it is suspended|the session was suspended, and the server's copier" "$folder/eve.err"
-check "no lease is left: $(list)" until_true no_lease
-check "the memory is free: $(free_bytes)" until_true is_free
-
 case_of "a worker that dies while there is no server"
 in_lease eve
 works eve

@@ -65,6 +65,31 @@ class Process {
     REQUIRE(sendWithDescriptors(control_, std::as_bytes(std::span(bytes.begin(), bytes.size())),
                                 descriptors) > 0);
   }
+  // Gives it a door. The other end of that is this test's.
+  void outlive(uint32_t awayMs) {
+    int ends[2];
+    REQUIRE(socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, ends) == 0);
+    visitor_ = Descriptor(ends[0]);
+    const Descriptor door(ends[1]);
+    capnp::MallocMessageBuilder message;
+    message.initRoot<schema::WorkerOrder>().setOutlive(awayMs);
+    order(message, {door});
+  }
+  void knock(const std::string& bytes) {
+    REQUIRE(sendWithDescriptors(visitor_, std::as_bytes(std::span(bytes)), {}) > 0);
+  }
+  // As the server's next life.
+  void adopt(uint64_t budget) {
+    auto [mine, theirs] = socketPair();
+    control_ = std::move(mine);
+    capnp::MallocMessageBuilder message;
+    message.initRoot<schema::WorkerOrder>().initAdopt().setBudgetBytes(budget);
+    const auto words = capnp::messageToFlatArray(message);
+    const auto bytes = words.asBytes();
+    const int descriptor = theirs;
+    REQUIRE(sendWithDescriptors(visitor_, std::as_bytes(std::span(bytes.begin(), bytes.size())),
+                                std::span(&descriptor, 1)) > 0);
+  }
   void send(int number) { kill(pid_, number); }
   void hangUp() { control_ = Descriptor(); }
   int exitStatus() {
@@ -74,7 +99,7 @@ class Process {
   }
 
  private:
-  Descriptor control_;
+  Descriptor control_, visitor_;
   pid_t pid_ = -1;
 };
 
@@ -128,6 +153,48 @@ TEST_CASE("the copier's end is seen at once, by who waits for it too") {
     CHECK(idle.lost());
     CHECK(contains(idle.takeOut(exporting(memory), [](size_t) {}), "the copier has ended"));
   }
+}
+
+TEST_CASE("with a door the copier outlives its server while it keeps something, and serves the next one") {
+  Process copier({"--budget", "268435456"});
+  REQUIRE(copier.report() == "ready");
+  copier.outlive(60'000);
+  Memory memory(manyPieces(40));
+  memory.createAll();
+  memory.fill(1);
+  auto link = linkTo(copier.connect());
+  REQUIRE(link.reserve(memory.pieces()).empty());
+  REQUIRE(link.takeOut(exporting(memory), releasing(memory)).empty());
+  for (const bool again : {false, true}) {
+    INFO("again " << again);
+    copier.hangUp();
+    copier.send(SIGHUP);  // as of a server that is its parent
+    copier.knock(std::string(64, 'x'));
+    CHECK_FALSE(link.lost());
+    copier.adopt(4 * kUnit);
+    REQUIRE(copier.report() == "ready");
+  }
+  auto more = linkTo(copier.connect());
+  // The next life's budget counts, and what is kept is counted in it.
+  CHECK(contains(more.reserve(memory.pieces()), "raise suspend_memory"));
+  memory.createAll();
+  REQUIRE(link.bringIn(exporting(memory)).empty());
+  CHECK(memory.wrong(1) == 0);
+  // With the last of what it keeps it ends.
+  copier.hangUp();
+  usleep(300'000);
+  CHECK_FALSE(link.lost());
+  link = linkTo(Descriptor());
+  more = linkTo(Descriptor());
+  CHECK(copier.exitStatus() == 0);
+}
+
+TEST_CASE("a copier that keeps nothing ends with its server") {
+  Process copier({"--budget", "268435456"});
+  REQUIRE(copier.report() == "ready");
+  copier.outlive(60'000);
+  copier.hangUp();
+  CHECK(copier.exitStatus() == 0);
 }
 
 TEST_CASE("a copier that cannot start says why") {
