@@ -131,7 +131,9 @@ class Pool:
         return processes.marked(f"GPUPOOL_STATE={self.state}\0".encode())
 
     def copiers(self):
-        return [pid for pid in processes.children(self.roles().get("server", 0))
+        """The server's; one that outlived the server before this one is the supervisor's child."""
+        roles = self.roles()
+        return [pid for role in ("server", "supervisor") for pid in processes.children(roles.get(role, 0))
                 if processes.executable(pid) == "gpupool-worker" and " --copier " in processes.command_line(pid)]
 
     def copier(self):
@@ -309,7 +311,8 @@ class Pool:
                     f"{device['freeBytes']} bytes free {device['problem']}".strip() for device in devices))
         except Broken as error:
             return [str(error)]
-        if files := self.files() - base["files"]:
+        doors = tuple(f".doors/{pid}" for pid in copiers)  # of one that was started since
+        if files := {file for file in self.files() - base["files"] if not file.endswith(doors)}:
             found.append("files: " + " ".join(sorted(files)))
         return found + self.left_in_servers(roles)
 
@@ -334,7 +337,9 @@ class Pool:
         if more > 2:
             found.append(f"{more} more workers wait than at rest")
         for role, pid in roles.items():
-            now, most = processes.descriptors(pid), base["descriptors"][role] + (2 * max(more, 0) if role == "server" else 0)
+            now, most = processes.descriptors(pid), base["descriptors"][role]
+            if role == "server":  # it watches one that it has taken over by a descriptor
+                most += 2 * max(more, 0) + len(set(self.copiers()) - set(processes.children(pid)))
             if now > most:  # with fewer workers at rest there are fewer by right
                 found.append(f"descriptors of the {role}: {now}, {most} at rest")
         if base["memory"]:
