@@ -186,16 +186,18 @@ check "there is another one: $status $err" test "$status" -eq 0
 check "resume" gpupool resume "$lease"
 ends_well
 
-case_of "the server is killed while it is suspended"
+case_of "the server is killed while it is suspended" # readopted_aside.sh has the rest
 until_true no_lease
 launch
 gpupool suspend "$lease" >/dev/null || fail "suspend"
+copier=$(pgrep -P "$(pid_of server)" -f -- --copier)
 kill -KILL "$(pid_of server)"
-ends_with "start the program again"
+check "the next one resumes it" until_true resumed
+ends_well
 check "no lease is left" until_true no_lease
-no_copier() { ! pgrep -f "gpupool-worker --copier.*$GPUPOOL_STATE" >/dev/null; }
-check "the copier went with it" until_true no_copier
 down
+no_copier() { ! kill -0 "$copier" 2>/dev/null; }
+check "the copier went with it" until_true no_copier
 
 case_of "a server with less memory than the session has"
 export GPUPOOL_SERVER_SUSPEND_MEMORY=256MiB
