@@ -14,6 +14,7 @@ declare -A pid
 in_lease() {
   local name=$1 memory=$2
   shift 2
+  : >"$folder/$name.out" # not what one of that name said before
   "$bin/gpupool" run --transport "$transport" --tenant "$name" --memory "$memory" -- "${steady_work[@]}" --mib 64 \
     --until "$stop" "$@" >"$folder/$name.out" 2>"$folder/$name.err" < <(echo) &
   pid[$name]=$!
