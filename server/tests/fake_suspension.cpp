@@ -219,8 +219,13 @@ int runFakeCopier() {
     if (datagram.message.bytes <= 0) return 0;
     const auto words = datagram.words();
     capnp::FlatArrayMessageReader reader(words);
-    if (!reader.getRoot<schema::WorkerOrder>().isServe() || datagram.message.descriptors.size() != 1)
-      return 7;
+    const auto order = reader.getRoot<schema::WorkerOrder>();
+    if (datagram.message.descriptors.size() != 1) return 7;
+    if (order.isOutlive()) {  // nobody takes this copier over
+      close(datagram.message.descriptors[0]);
+      continue;
+    }
+    if (!order.isServe()) return 7;
     waiting.push_back({datagram.message.descriptors[0], POLLIN, 0});
   }
 }
