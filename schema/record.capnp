@@ -7,6 +7,8 @@ $Cxx.namespace("gpupool::schema");
 
 # Of what follows the record, and of its meaning where rowsHash does not tell: who sees another one refuses it.
 const stateFormat :UInt32 = 1;
+# Likewise, of a record with `ahead`: a worker of an earlier build refuses it before the program has to wait.
+const aheadFormat :UInt32 = 2;
 
 struct SessionRecord {
   rowsHash @0 :UInt64;
@@ -37,6 +39,9 @@ struct SessionRecord {
   format @25 :UInt32;             # stateFormat
   left @26 :List(UInt32);         # by device: the driver's ordinal of the one on which its pieces are still, and their
                                   # descriptors follow those of `host`, in this order. Empty: the copier has them
+  ahead @27 :Bool;                # the session runs still, and another record follows. Of this one count what it is made
+                                  # for (rowsHash to devices, contextAhead, format) and `entries`
+  went @28 :UInt32;               # so many entries went ahead, which stand before these
 }
 struct RecordDigest {
   name @0 :Text;                  # of what, for people

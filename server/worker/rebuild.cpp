@@ -35,7 +35,9 @@ std::string difference(std::span<const std::byte> now, std::span<const std::byte
 }
 
 constexpr char kOtherContents[] = "the contents differ: ";  // tests/sessions/disturb looks for it
-constexpr size_t kMostTried = 4096;                         // numbers of textures before the right one
+constexpr char kDamaged[] = "the other worker's record is damaged";
+constexpr size_t kMostAhead = 16;    // records
+constexpr size_t kMostTried = 4096;  // numbers of textures before the right one
 constexpr uint32_t kMostLoads = 4096;
 constexpr uint32_t kMostLevels = 32;
 constexpr std::chrono::seconds kHearOut{10};  // of a part that is on its way, over a slow network
@@ -67,12 +69,19 @@ std::shared_ptr<transport::SharedMemory> makeRoom(SessionRecord::Reader record) 
 }  // namespace
 
 struct Rebuild::State {
-  std::vector<std::byte> bytes;
-  std::unique_ptr<capnp::FlatArrayMessageReader> message;
+  struct Received {
+    std::vector<std::byte> bytes;
+    std::unique_ptr<capnp::FlatArrayMessageReader> message;
+  };
+  std::vector<Received> records;  // those that came ahead, of which entries count, and then the session's
+  size_t servedRecords = 0;       // whose calls were served again
+  unsigned servedEntries = 0;     // and of the one behind them
+  uint64_t cameAhead = 0;         // entries
+  bool anew = false;              // there is no record, and the session begins anew
   std::vector<Descriptor> host;
   uint64_t cameNs = 0;                  // bootTimeNs, when the record was here
   std::vector<schema::ImageName> sent;  // code that came with it, and is held until the session is rebuilt
-  SessionRecord::Reader record() { return message->getRoot<SessionRecord>(); }
+  SessionRecord::Reader record() { return records.back().message->getRoot<SessionRecord>(); }
 };
 
 Rebuild::Rebuild(const Driver& driver, StateSocket& socket, bool stream, std::function<bool()> stopping)
@@ -88,110 +97,151 @@ std::string Rebuild::judge() const {
   const auto record = state_->record();
   int version = 0;
   driver_.cuDriverGetVersion(&version);
-  if (record.getRowsHash() != schema::rowsHash() || record.getFormat() != schema::STATE_FORMAT)
+  const uint32_t format = record.getAhead() ? schema::AHEAD_FORMAT : schema::STATE_FORMAT;
+  if (record.getRowsHash() != schema::rowsHash() || record.getFormat() != format)
     return "the other worker is of another build of gpupool";
   if (record.getSoftwareDriver() != driver_.software() || record.getDriverVersion() != version)
     return "the other worker has another driver";
-  if (record.getSpace() >= schema::kMaxSpaces) return "the other worker's record is damaged";
+  const bool fits =
+      record.getAhead() ? state_->records.size() <= kMostAhead : record.getWent() == state_->cameAhead;
+  if (record.getSpace() >= schema::kMaxSpaces || !fits) return kDamaged;
   return "";
 }
 
 std::string Rebuild::receive(HostPages& pages) {
-  Digest digest{};
-  if (!socket_.receiveBlock(state_->bytes, kMostRecordBytes) || !socket_.receive(digest))
-    return socket_.error();
-  if (contentDigest(state_->bytes) != digest) return kDamagedOnItsWay;
-  if (stream_ && beginsAnew()) return "";
-  if (state_->bytes.size() % sizeof(capnp::word) != 0) return "the other worker's record is damaged";
-  capnp::ReaderOptions options;
-  options.traversalLimitInWords = kMostRecordBytes / sizeof(capnp::word) * 4;
   try {
-    state_->message = std::make_unique<capnp::FlatArrayMessageReader>(
-        kj::arrayPtr(reinterpret_cast<const capnp::word*>(state_->bytes.data()),
-                     state_->bytes.size() / sizeof(capnp::word)),
-        options);
-    if (std::string why = judge(); !why.empty()) return why;
-    state_->cameNs = bootTimeNs();
+    std::string why = receiveRecord();
+    if (!why.empty() || beginsAnew()) return why;
     if (state_->record().getStagingBytes() != pages.staging->size() ||
         state_->record().getWordsBytes() != pages.words->size())
       return "the other worker is of another build of gpupool";
-    return stream_ ? "" : receiveDescriptors(pages);
+    return stream_ ? "" : receiveDescriptors(&pages);
   } catch (const kj::Exception& e) {
-    return std::string("the other worker's record is damaged: ") + e.getDescription().cStr();
+    return std::string(kDamaged) + ": " + e.getDescription().cStr();
   } catch (const std::exception& e) {
     return e.what();
   }
 }
 
-bool Rebuild::beginsAnew() const { return state_->bytes.empty(); }
+std::string Rebuild::receiveRecord() {
+  State::Received received;
+  Digest digest{};
+  if (!socket_.receiveBlock(received.bytes, kMostRecordBytes) || !socket_.receive(digest))
+    return socket_.error();
+  if (contentDigest(received.bytes) != digest) return kDamagedOnItsWay;
+  state_->anew = stream_ && state_->records.empty() && received.bytes.empty();
+  if (state_->anew) return "";
+  if (received.bytes.size() % sizeof(capnp::word) != 0) return kDamaged;
+  capnp::ReaderOptions options;
+  options.traversalLimitInWords = kMostRecordBytes / sizeof(capnp::word) * 4;
+  received.message = std::make_unique<capnp::FlatArrayMessageReader>(
+      kj::arrayPtr(reinterpret_cast<const capnp::word*>(received.bytes.data()),
+                   received.bytes.size() / sizeof(capnp::word)),
+      options);
+  state_->records.push_back(std::move(received));
+  state_->cameNs = bootTimeNs();
+  return judge();
+}
+
+bool Rebuild::beginsAnew() const { return state_->anew; }
 
 unsigned Rebuild::contextAhead() const { return state_->record().getContextAhead(); }
 
-std::string Rebuild::receiveDescriptors(HostPages& pages) {
+// pages: with the first record. What else is passed comes with the last one.
+std::string Rebuild::receiveDescriptors(HostPages* pages) {
   const auto record = state_->record();
-  const bool pieces = record.getPieces().size() != 0;
-  std::vector<Descriptor> first;
-  if (!socket_.receiveDescriptors(first, 2 + pieces + record.getHost().size())) return socket_.error();
-  const size_t staging = pages.staging->size();
-  pages.words = transport::SharedMemory::adopt(first[0].release(), schema::kWordsBytes);
-  pages.staging = transport::SharedMemory::adopt(first[1].release(), staging);
-  pages.registeredIn = nullptr;
-  if (pieces && record.getLeft().size() != 0) {
-    link_ = std::make_unique<CopierLink>(std::move(first[2]), stopping_);
-    link_->goOn(record.getCopierSequence());
-  } else if (pieces) {
-    std::vector<CopierPiece> planned;
-    for (const auto piece : record.getPieces()) planned.push_back({piece.getDevice(), piece.getBytes()});
-    link_ =
-        CopierLink::takeOver(std::move(first[2]), stopping_, std::move(planned), record.getCopierSequence());
+  const bool last = !record.getAhead(), pieces = last && record.getPieces().size() != 0;
+  const size_t before = pages != nullptr ? 2 : 0, host = last ? record.getHost().size() : 0;
+  std::vector<Descriptor> came;
+  if (!socket_.receiveDescriptors(came, before + pieces + host)) return socket_.error();
+  if (pages != nullptr) {
+    const size_t staging = pages->staging->size();
+    pages->words = transport::SharedMemory::adopt(came[0].release(), schema::kWordsBytes);
+    pages->staging = transport::SharedMemory::adopt(came[1].release(), staging);
+    pages->registeredIn = nullptr;
   }
-  for (size_t i = 2 + pieces; i < first.size(); ++i) state_->host.push_back(std::move(first[i]));
+  if (pieces) takeLink(std::move(came[before]));
+  for (size_t i = before + pieces; i < came.size(); ++i) state_->host.push_back(std::move(came[i]));
   return "";
+}
+
+// To the copier, which has the pieces or is to copy them.
+void Rebuild::takeLink(Descriptor copier) {
+  const auto record = state_->record();
+  if (record.getLeft().size() != 0) {
+    link_ = std::make_unique<CopierLink>(std::move(copier), stopping_);
+    link_->goOn(record.getCopierSequence());
+    return;
+  }
+  std::vector<CopierPiece> planned;
+  for (const auto piece : record.getPieces()) planned.push_back({piece.getDevice(), piece.getBytes()});
+  link_ = CopierLink::takeOver(std::move(copier), stopping_, std::move(planned), record.getCopierSequence());
 }
 
 std::string Rebuild::make(Session& session) {
   if (stream_ && beginsAnew()) return "";
   try {
-    if (stream_)
-      if (std::string why = receiveImages(session); !why.empty()) return why;
-    if (std::string why = makeMemory(session); !why.empty()) return why;
-    if (std::string why = bringIn(session); !why.empty()) return why;
-    session.space().setRepeating(true);
-    std::string repeated = repeatCalls(session);
-    session.space().setRepeating(false);
-    if (!repeated.empty()) return repeated;
-    if (stream_)
-      if (std::string why = receiveMemory(session); !why.empty()) return why;
-    if (std::string why = receiveContents(session); !why.empty()) return why;
-    if (std::string why = adoptTimes(session); !why.empty()) return why;
-    if (std::string why = offerImages(session); !why.empty()) return why;
-    if (std::string why = compareContents(session); !why.empty()) return why;
-    for (const schema::ImageName& name : state_->sent) session.images().take(name);
-    const auto record = state_->record();
-    std::vector<uint32_t> named;
-    for (const uint32_t count : record.getNamed()) named.push_back(count);
-    session.objects().setNamed(named);
-    session.setNumbers(
-        {record.getLastFrame(), record.getLastAside(), record.getCompleted(), record.getEffects()});
-    return "";
+    std::string why = begin(session);
+    while (why.empty() && state_->record().getAhead()) {
+      why = makeAhead(session);
+      if (why.empty()) why = receiveRecord();
+      if (why.empty() && !stream_ && !state_->record().getAhead()) why = receiveDescriptors(nullptr);
+    }
+    return why.empty() ? makeRest(session) : why;
   } catch (const kj::Exception& e) {
-    return std::string("the other worker's record is damaged: ") + e.getDescription().cStr();
+    return std::string(kDamaged) + ": " + e.getDescription().cStr();
   } catch (const std::exception& e) {
     return e.what();
   }
 }
 
-std::string Rebuild::makeMemory(Session& session) {
+std::string Rebuild::begin(Session& session) {
   const auto record = state_->record();
   const auto devices = record.getDevices();
-  if (devices.size() != session.objects().devices().size()) return "the other worker's record is damaged";
+  if (devices.size() != session.objects().devices().size()) return kDamaged;
   for (unsigned d = 0; d < devices.size(); ++d) {
     const std::string here = nameOfDevice(driver_, session.objects().devices()[d]);
     if (here != devices[d].getName().cStr())
       return "the GPU is a " + here + ", not a " + devices[d].getName().cStr();
   }
   std::string why;
-  if (session.space().reserve(1u << record.getSpace(), why) < 0) return why;
+  session.space().reserve(1u << record.getSpace(), why);
+  return why;
+}
+
+std::string Rebuild::makeAhead(Session& session) {
+  state_->cameAhead += state_->record().getEntries().size();
+  std::string why = stream_ ? receiveImages(session) : "";
+  if (why.empty()) why = repeatCalls(session, true);
+  return !why.empty() || answer("") ? why : socket_.error();
+}
+
+std::string Rebuild::makeRest(Session& session) {
+  const auto record = state_->record();
+  std::string why = stream_ ? receiveImages(session) : "";
+  if (why.empty()) why = makeMemory(session);
+  if (why.empty()) why = bringIn(session);
+  if (!why.empty()) return why;
+  session.space().setRepeating(true);
+  why = repeatCalls(session, false);
+  session.space().setRepeating(false);
+  if (why.empty() && stream_) why = receiveMemory(session);
+  if (why.empty()) why = receiveContents(session);
+  if (why.empty()) why = adoptTimes(session);
+  if (why.empty()) why = offerImages(session);
+  if (why.empty()) why = compareContents(session);
+  if (!why.empty()) return why;
+  for (const schema::ImageName& name : state_->sent) session.images().take(name);
+  std::vector<uint32_t> named;
+  for (const uint32_t count : record.getNamed()) named.push_back(count);
+  session.objects().setNamed(named);
+  session.setNumbers(
+      {record.getLastFrame(), record.getLastAside(), record.getCompleted(), record.getEffects()});
+  return "";
+}
+
+std::string Rebuild::makeMemory(Session& session) {
+  const auto record = state_->record();
   std::vector<Space::PieceState> pieces;
   for (const auto from : record.getPieces()) {
     Space::PieceState& piece = pieces.emplace_back();
@@ -208,7 +258,7 @@ std::string Rebuild::makeMemory(Session& session) {
   }
   std::vector<uint32_t> peers;
   for (const uint32_t bits : record.getPeers()) peers.push_back(bits);
-  if (why = session.space().adopt(pieces, peers); !why.empty()) return why;
+  if (std::string why = session.space().adopt(pieces, peers); !why.empty()) return why;
   const auto host = record.getHost();
   for (unsigned i = 0; i < host.size(); ++i) {
     const int descriptor = stream_ ? -1 : fcntl(state_->host[i], F_DUPFD_CLOEXEC, 3);
@@ -241,7 +291,7 @@ std::string Rebuild::bringAcross(Session& session) {
   const auto left = record.getLeft();
   std::vector<CopierCrossing> crossings;
   for (const auto piece : record.getPieces()) {
-    if (piece.getDevice() >= left.size()) return "the other worker's record is damaged";
+    if (piece.getDevice() >= left.size()) return kDamaged;
     crossings.push_back({left[piece.getDevice()], session.ordinal(piece.getDevice()),
                          static_cast<uint32_t>(piece.getBytes() / kCopierUnit)});
   }
@@ -264,22 +314,24 @@ std::string Rebuild::bringAcross(Session& session) {
 // ---- of a stream
 
 std::string Rebuild::receiveImages(Session& session) {
+  std::vector<schema::ImageName> lacking;
   for (const schema::ImageName& name : imagesOf(state_->record())) {
     if (session.images().offer(name))
       session.images().take(name);
     else
-      state_->sent.push_back(name);
+      lacking.push_back(name);
   }
-  if (!socket_.answer("") || !socket_.sendBlock(std::as_bytes(std::span(state_->sent))))
-    return socket_.error();
-  for (const schema::ImageName& name : state_->sent)
+  if (!socket_.answer("") || !socket_.sendBlock(std::as_bytes(std::span(lacking)))) return socket_.error();
+  for (const schema::ImageName& name : lacking) {
     if (std::string why = receiveImage(session, name); !why.empty()) return why;
+    state_->sent.push_back(name);
+  }
   return "";
 }
 
 // Hashed and kept as a client's own would be.
 std::string Rebuild::receiveImage(Session& session, const schema::ImageName& name) {
-  if (name.bytes == 0 || name.bytes > Images::kMostBytes) return "the other worker's record is damaged";
+  if (name.bytes == 0 || name.bytes > Images::kMostBytes) return kDamaged;
   std::vector<std::byte> bytes(std::min<uint64_t>(name.bytes, kImageAtOnce));
   for (uint64_t at = 0; at < name.bytes; at += bytes.size()) {
     bytes.resize(std::min<uint64_t>(name.bytes - at, bytes.size()));
@@ -301,23 +353,30 @@ std::string Rebuild::receiveMemory(Session& session) {
   return received ? DeviceStream(session).receive(socket_) : socket_.error();
 }
 
-std::string Rebuild::repeatCalls(Session& session) {
-  const auto entries = state_->record().getEntries();
-  for (unsigned i = 0; i < entries.size(); ++i)
-    if (std::string why = repeatCall(session, i); !why.empty()) return why;
+// ahead: beside the old worker's memory there may be no room for them. They come again, with the rest.
+std::string Rebuild::repeatCalls(Session& session, bool ahead) {
+  for (; state_->servedRecords < state_->records.size(); ++state_->servedRecords, state_->servedEntries = 0) {
+    const auto record = state_->records[state_->servedRecords].message->getRoot<SessionRecord>();
+    const auto entries = record.getEntries();
+    for (; state_->servedEntries < entries.size(); ++state_->servedEntries) {
+      CUresult status = CUDA_SUCCESS;
+      const std::string why = repeatCall(session, entries[state_->servedEntries], status);
+      if (ahead && status == CUDA_ERROR_OUT_OF_MEMORY) return "";
+      if (!why.empty()) return why;
+    }
+  }
   return "";
 }
 
-std::string Rebuild::repeatCall(Session& session, size_t index) {
-  const auto entry = state_->record().getEntries()[static_cast<unsigned>(index)];
+std::string Rebuild::repeatCall(Session& session, schema::RecordEntry::Reader entry, CUresult& status) {
   const auto frame = bytesOf(entry.getFrame()), arguments = bytesOf(entry.getArguments()),
              outputs = bytesOf(entry.getOutputs());
   Call call;
-  if (frame.size() != sizeof call.frame) return "the other worker's record is damaged";
+  if (frame.size() != sizeof call.frame) return kDamaged;
   std::memcpy(&call.frame, frame.data(), sizeof call.frame);
   call.bytes.assign(arguments.begin(), arguments.end());
   const Handler* handler = findHandler(call.frame.call);
-  if (handler == nullptr || handler->aside) return "the other worker's record is damaged";
+  if (handler == nullptr || handler->aside) return kDamaged;
   const std::string name(handler->name);
   if (const auto image = imageNamed(call.frame.call, arguments))
     if (!session.images().offer(*image)) return name + ": the code is not in the server's cache (--cache)";
@@ -330,6 +389,7 @@ std::string Rebuild::repeatCall(Session& session, size_t index) {
   }
   GPUPOOL_DEBUG("repeats %llu %s -> %d", static_cast<unsigned long long>(call.frame.seq), name.c_str(),
                 call.status);
+  status = call.status;
   if (call.malformed != nullptr) return name + ": " + call.malformed;
   if (call.status != CUDA_SUCCESS) return name + " gives " + driver_.describe(call.status);
   if (made != given) return name + " makes other objects than it did";
@@ -376,8 +436,7 @@ std::string Rebuild::offerImages(Session& session) {
   for (const auto image : state_->record().getImages()) {
     schema::ImageName name;
     const auto bytes = bytesOf(image.getName());
-    if (bytes.size() != sizeof name || image.getLoads() > kMostLoads)
-      return "the other worker's record is damaged";
+    if (bytes.size() != sizeof name || image.getLoads() > kMostLoads) return kDamaged;
     std::memcpy(&name, bytes.data(), sizeof name);
     for (uint32_t load = 0; load < image.getLoads(); ++load)
       if (!session.images().offer(name) && image.getHere())
@@ -435,7 +494,7 @@ std::string Rebuild::receiveVariables(Session& session) {
 std::string Rebuild::receiveArrays(Session& session) {
   std::vector<std::byte> bytes;
   for (const auto array : state_->record().getArrays()) {
-    if (array.getLevels() > kMostLevels) return "the other worker's record is damaged";
+    if (array.getLevels() > kMostLevels) return kDamaged;
     CUresult status = session.makeCurrent(array.getContext());
     const auto levels = levelsOf(driver_, session.objects(), array.getArray(), array.getLevels());
     uint64_t size = 0;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "schema/record.capnp.h"
 #include "server/copier/link.h"
 #include "server/worker/account.h"
 #include "server/worker/session.h"
@@ -65,8 +66,8 @@ class Rebuild {
 
   // In this order. Each: "" or why not, for people.
   //
-  // What the session is, without the contents of arrays and variables; in `pages`, but not by a stream, its
-  // words and its staging memory, not registered.
+  // What the session is, or what of it comes ahead, without the contents of arrays and variables; in `pages`,
+  // but not by a stream, its words and its staging memory, not registered.
   std::string receive(HostPages& pages);
   // After it: 1 + the device, by index, whose context was there before the session's first call, or 0. The
   // driver places code behind contexts: it must be there here, too, and no other.
@@ -81,7 +82,12 @@ class Rebuild {
  private:
   struct State;
   std::string judge() const;
-  std::string receiveDescriptors(HostPages& pages);
+  std::string receiveRecord();
+  std::string receiveDescriptors(HostPages* pages);
+  void takeLink(Descriptor copier);
+  std::string begin(Session& session);
+  std::string makeAhead(Session& session);
+  std::string makeRest(Session& session);
   // Of a stream.
   std::string receiveImages(Session& session);
   std::string receiveImage(Session& session, const schema::ImageName& name);
@@ -89,8 +95,8 @@ class Rebuild {
   std::string makeMemory(Session& session);
   std::string bringIn(Session& session);
   std::string bringAcross(Session& session);
-  std::string repeatCalls(Session& session);
-  std::string repeatCall(Session& session, size_t index);
+  std::string repeatCalls(Session& session, bool ahead);
+  std::string repeatCall(Session& session, schema::RecordEntry::Reader entry, CUresult& status);
   std::string settleView(Session& session, Call& call, std::span<const std::byte> wanted);
   std::string offerImages(Session& session);
   std::string adoptTimes(Session& session);

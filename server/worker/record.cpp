@@ -108,7 +108,7 @@ bool Record::replace(const Entry& entry, const Deed& deed, const Life& subject,
   const auto& earlier = found->second;
   for (size_t back = 1; back <= std::min<size_t>(earlier.size(), kLookBack); ++back) {
     const Log::iterator node = earlier[earlier.size() - back];
-    if (subject != nullptr && subject->usedBetween(node->position, until))
+    if (hasGone(*node) || (subject != nullptr && subject->usedBetween(node->position, until)))
       until = node->position;
     else
       gone.push_back(node);
@@ -192,7 +192,7 @@ void Record::dropIfUnused(const Life& object) {
   while (!unused.empty()) {
     const Life next = std::move(unused.back());
     unused.pop_back();
-    if (next->alive || next->users != 0) continue;
+    if (next->alive || next->users != 0 || hasGone(*next)) continue;
     forgetNames(next);
     std::vector<Log::iterator> entries = std::move(next->entries);
     next->entries.clear();
@@ -310,6 +310,36 @@ std::vector<std::pair<uint64_t, uint64_t>> Record::loadedCode() const {
   return all;
 }
 
+bool Record::hasGone(const Object& object) const {
+  return !object.entries.empty() && hasGone(*object.entries.front());
+}
+
+std::vector<Record::Entry> Record::goAhead(const std::function<bool(uint32_t call)>& may) {
+  std::lock_guard lock(mutex_);
+  std::vector<Entry> all;
+  auto node = std::next(log_.begin(), static_cast<ptrdiff_t>(ahead_));
+  for (; node != log_.end() && may(node->entry.frame.call); ++node) {
+    all.push_back(node->entry);
+    gone_ = node->position;
+  }
+  ahead_ += all.size();
+  return all;
+}
+
+size_t Record::ahead() const {
+  std::lock_guard lock(mutex_);
+  return ahead_;
+}
+
+void Record::callBack() {
+  std::lock_guard lock(mutex_);
+  std::vector<Life> subjects;
+  for (auto node = log_.begin(); ahead_ != 0; ++node, --ahead_)
+    if (node->subject != nullptr) subjects.push_back(node->subject);
+  gone_ = 0;
+  for (const Life& object : subjects) dropIfUnused(object);
+}
+
 size_t Record::size() const {
   std::lock_guard lock(mutex_);
   return log_.size();
@@ -323,8 +353,9 @@ size_t Record::bytes() const {
 std::vector<Record::Entry> Record::entries() const {
   std::lock_guard lock(mutex_);
   std::vector<Entry> all;
-  all.reserve(log_.size());
-  for (const Node& node : log_) all.push_back(node.entry);
+  all.reserve(log_.size() - ahead_);
+  for (auto node = std::next(log_.begin(), static_cast<ptrdiff_t>(ahead_)); node != log_.end(); ++node)
+    all.push_back(node->entry);
   return all;
 }
 

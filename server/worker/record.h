@@ -14,11 +14,16 @@
 // kMostUnloaded such objects are kept; when the oldest goes, the driver may choose other values in a rebuilt
 // session, which is found there.
 //
+// A session that is to move lets its first entries go ahead, while it still runs: the other worker serves
+// them before the program has to wait. From then on they stay, whatever ends, so that the rest follows there
+// as it does here.
+//
 // Threads: any; a mutex inside.
 
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -88,9 +93,15 @@ class Record {
   // A capture has failed: nothing is left of it.
   void abandon(uint64_t capture);
 
+  // Entries behind those that have gone ahead, up to the first of another call: they go ahead, too. A copy.
+  std::vector<Entry> goAhead(const std::function<bool(uint32_t call)>& may);
+  size_t ahead() const;  // how many have
+  // Of a session that goes on here: nothing has gone ahead.
+  void callBack();
+
   size_t size() const;
   size_t bytes() const;
-  std::vector<Entry> entries() const;  // a copy, in order
+  std::vector<Entry> entries() const;  // a copy, in order, of those that have not gone ahead
 
  private:
   static constexpr uint64_t kTexture = uint64_t{1} << 60, kSurface = uint64_t{2} << 60,
@@ -129,11 +140,15 @@ class Record {
   void forgetNames(const Life& object);
   void dropIfUnused(const Life& object);
   void erase(Log::iterator node, std::vector<Life>& unused);
+  bool hasGone(const Node& node) const { return node.position <= gone_; }
+  bool hasGone(const Object& object) const;
   static size_t weight(const Entry& entry);
 
   mutable std::mutex mutex_;
   Log log_;
   uint64_t positions_ = 0;
+  size_t ahead_ = 0;   // the first entries of the log
+  uint64_t gone_ = 0;  // and the position of the last of them
   size_t bytes_ = 0;
   std::unordered_map<uint64_t, Life> objects_;  // by each of their names
   struct KeyHash {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 
 #include "schema/rows.h"
 #include "server/worker/device_stream.h"
@@ -57,7 +58,7 @@ void writeMemory(SessionRecord::Builder out, Space& space) {
   for (unsigned d = 0; d < bits.size(); ++d) bits.set(d, peers[d]);
 }
 
-void writeSelf(Session& session, SessionRecord::Builder out) {
+void writeWhatFor(Session& session, SessionRecord::Builder out) {
   const Driver& driver = session.driver();
   int version = 0;
   driver.cuDriverGetVersion(&version);
@@ -67,6 +68,8 @@ void writeSelf(Session& session, SessionRecord::Builder out) {
   out.setSoftwareDriver(driver.software());
   out.setSpace(static_cast<uint32_t>(session.space().reserved()));
   out.setContextAhead(session.contextAhead());
+  out.setWordsBytes(session.views().words()->size());
+  out.setStagingBytes(session.views().staging()->size());
   const auto& devices = session.objects().devices();
   auto list = out.initDevices(static_cast<unsigned>(devices.size()));
   for (unsigned d = 0; d < list.size(); ++d) {
@@ -74,6 +77,9 @@ void writeSelf(Session& session, SessionRecord::Builder out) {
     driver.cuDeviceGetName(name, sizeof name - 1, devices[d]);
     list[d].setName(name);
   }
+}
+
+void writeNumbers(Session& session, SessionRecord::Builder out) {
   const Session::Numbers numbers = session.numbers();
   out.setLastFrame(numbers.lastFrame);
   out.setLastAside(numbers.lastAside);
@@ -102,9 +108,13 @@ std::string writeImages(Session& session, SessionRecord::Builder out) {
   return "";
 }
 
+std::vector<int> descriptorsOfPages(Session& session) {
+  return {session.views().words()->descriptor(), session.views().staging()->descriptor()};
+}
+
 std::string sendDescriptors(Session& session, StateSocket& socket, CopierLink* link) {
-  std::vector<int> descriptors{session.views().words()->descriptor(),
-                               session.views().staging()->descriptor()};
+  std::vector<int> descriptors;
+  if (session.record().ahead() == 0) descriptors = descriptorsOfPages(session);
   if (link != nullptr) descriptors.push_back(link->descriptor());
   for (const auto& [address, memory] : session.space().hostPieces())
     descriptors.push_back(memory->descriptor());
@@ -142,8 +152,6 @@ void writeHost(Session& session, SessionRecord::Builder out) {
     host[at].setAddress(address);
     host[at++].setBytes(memory->size());
   }
-  out.setWordsBytes(session.views().words()->size());
-  out.setStagingBytes(session.views().staging()->size());
   const auto mirrors = session.mirrors();
   auto bases = out.initMirrors(static_cast<unsigned>(mirrors.size()));
   at = 0;
@@ -199,6 +207,59 @@ bool sendRecord(capnp::MessageBuilder& message, StateSocket& socket) {
   return socket.sendBlock(bytes) && socket.send(contentDigest(bytes));
 }
 
+// ---- ahead
+
+// Calls that look neither at memory nor at what others have queued.
+bool goesAhead(uint32_t call) {
+  static const std::set<uint32_t> calls = {
+      schema::RowOf<"cuDevicePrimaryCtxSetFlags_v2">::id,
+      schema::RowOf<"cuDevicePrimaryCtxRetain">::id,
+      schema::RowOf<"cuCtxCreate_v2">::id,
+      schema::RowOf<"cuCtxSetLimit">::id,
+      schema::RowOf<"cuCtxSetCacheConfig">::id,
+      schema::RowOf<"cuCtxEnablePeerAccess">::id,
+      schema::RowOf<"cuCtxDisablePeerAccess">::id,
+      schema::RowOf<"cuStreamCreateWithPriority">::id,
+      schema::RowOf<"cuStreamDestroy_v2">::id,
+      schema::RowOf<"cuEventCreate">::id,
+      schema::RowOf<"cuEventDestroy_v2">::id,
+      schema::RowOf<"sessionModuleLoad">::id,
+      schema::RowOf<"cuModuleUnload">::id,
+      schema::RowOf<"cuModuleGetFunction">::id,
+      schema::RowOf<"cuModuleGetGlobal_v2">::id,
+      schema::RowOf<"sessionLibraryLoad">::id,
+      schema::RowOf<"cuLibraryUnload">::id,
+      schema::RowOf<"cuLibraryGetKernel">::id,
+      schema::RowOf<"cuLibraryGetModule">::id,
+      schema::RowOf<"cuLibraryGetGlobal">::id,
+      schema::RowOf<"cuLibraryGetManaged">::id,
+      schema::RowOf<"sessionLinkCreate">::id,
+      schema::RowOf<"sessionLinkAdd">::id,
+      schema::RowOf<"sessionLinkComplete">::id,
+      schema::RowOf<"cuLinkDestroy">::id,
+      schema::RowOf<"cuFuncLoad">::id,
+      schema::RowOf<"cuKernelGetFunction">::id,
+      schema::RowOf<"sessionFunctionInfo">::id,
+      schema::RowOf<"cuFuncSetAttribute">::id,
+      schema::RowOf<"cuKernelSetAttribute">::id,
+      schema::RowOf<"cuFuncSetCacheConfig">::id,
+      schema::RowOf<"cuKernelSetCacheConfig">::id,
+      schema::RowOf<"cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags">::id,
+      schema::RowOf<"cuOccupancyAvailableDynamicSMemPerBlock">::id,
+      schema::RowOf<"sessionLaunchAttributes">::id,  // asks how many clusters fit
+      schema::RowOf<"sessionGreenCreate">::id,
+      schema::RowOf<"cuGreenCtxStreamCreate">::id,
+      schema::RowOf<"cuGreenCtxDestroy">::id,
+      schema::RowOf<"cuArrayCreate_v2">::id,
+      schema::RowOf<"cuArray3DCreate_v2">::id,
+      schema::RowOf<"cuArrayDestroy">::id,
+      schema::RowOf<"cuMipmappedArrayCreate">::id,
+      schema::RowOf<"cuMipmappedArrayGetLevel">::id,
+      schema::RowOf<"cuMipmappedArrayDestroy">::id,
+  };
+  return calls.contains(call);
+}
+
 // ---- the stream
 
 // The other worker may ask for what the record names, and for each once.
@@ -236,8 +297,10 @@ std::string describeSession(Session& session, const Digests& seen, SessionRecord
                             Contents& contents) {
   if (const auto reasons = hindrances(session); !reasons.empty()) return reasons.front();
   if (std::string why = findContents(session, contents); !why.empty()) return why;
-  writeSelf(session, out);
+  writeWhatFor(session, out);
+  writeNumbers(session, out);
   writeEntries(out, session.record().entries());
+  out.setWent(static_cast<uint32_t>(session.record().ahead()));
   if (std::string why = writeImages(session, out); !why.empty()) return why;
   writeMemory(out, session.space());
   writeHost(session, out);
@@ -245,6 +308,28 @@ std::string describeSession(Session& session, const Digests& seen, SessionRecord
   writeTimes(session, out);
   writeDigests(seen, out);
   return "";
+}
+
+std::string sendAhead(Session& session, StateSocket& socket, bool stream, size_t& entries) {
+  if (const auto reasons = hindrances(session); !reasons.empty()) return reasons.front();
+  const bool first = session.record().ahead() == 0;
+  const auto going = session.record().goAhead(goesAhead);
+  entries = going.size();
+  if (entries == 0) return "";
+  capnp::MallocMessageBuilder message;
+  auto out = message.initRoot<SessionRecord>();
+  writeWhatFor(session, out);
+  out.setFormat(schema::AHEAD_FORMAT);
+  out.setAhead(true);
+  writeEntries(out, going);
+  if (stream) {
+    const std::string why = streamRecord(session, socket, message);
+    return why.empty() ? socket.hearAnswer() : hearRefusal(socket, why);
+  }
+  uint32_t sequence = 0;  // nobody has spoken to the copier
+  const bool sent =
+      sendRecord(message, socket) && (!first || socket.sendDescriptors(descriptorsOfPages(session)));
+  return sent && hearSequence(socket, sequence) ? socket.hearAnswer() : socket.error();
 }
 
 std::string hearRefusal(StateSocket& socket, const std::string& why) {

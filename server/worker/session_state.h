@@ -2,11 +2,27 @@
 // What a session is, for another worker (schema/record.capnp): read from the session while everything stands
 // still, and sent. What has a length in the record goes as contents (StateSocket::sendContent).
 //
+// While the session runs, what of it can be made without its memory goes ahead, in one record or several
+// (SessionRecord.ahead): contexts, code, streams, events, arrays. Of each:
+//
+//   old worker -> new worker   SessionRecord, as one block; its digest
+//                              of the same server, with the first one: descriptors: words, staging memory
+//   of another server:
+//   new worker -> old worker   its answer; one block: the names of the code images that it lacks
+//   old worker -> new worker   these images, in that order
+//   both:
+//   new worker -> old worker   of the same server: 4 bytes without a meaning; its answer, when it has served
+//   the
+//                              recorded calls again
+//
+// Where the device has no room for them beside the old worker's memory the new one serves the rest later.
+// Nothing goes ahead of what goes into a file. Then, while everything stands still:
+//
 // To a worker of the same server; the device memory is with the copier:
 //
 //   old worker -> new worker   SessionRecord, as one block; its digest
-//                              descriptors: words, staging memory, the link to the copier (if there are
-//                              pieces), pinned memory by ascending address
+//                              descriptors: words, staging memory (unless they went ahead), the link to the
+//                              copier (if there are pieces), pinned memory by ascending address
 //                              contents of variables and arrays, in the record's order
 //   new worker -> old worker   4 bytes: the number of its last message to the copier; its answer
 //
@@ -37,6 +53,9 @@
 #include "server/worker/stream_layout.h"
 
 namespace gpupool::server {
+
+// One record ahead. The session runs. "" or why it cannot go there; in `entries`: how many went.
+std::string sendAhead(Session& session, StateSocket& socket, bool stream, size_t& entries);
 
 // "" or why the session cannot be rebuilt elsewhere, and then nothing was sent. link: null if the session has
 // no device memory. direct: what is on the devices is there still, and the other worker has none of these. In

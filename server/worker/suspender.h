@@ -9,12 +9,13 @@
 // that the copier has are back; only if they cannot be, the session ends. A capture cannot be waited for with
 // the gate closed, and streams of one cannot be asked anything: the gate closes only when none is open.
 //
-// To move: the client stops sending first, then all this, and the other worker takes the copier's pieces over
-// (session_state.h); a worker of other devices has it copy straight from these, and the memory stays where it
-// is until the client has gone. When the client has gone over to it, the session has ended here. Until then
-// it can go on here at any time. To a worker on another machine the bytes go as a stream, and there is no
-// copier: the memory stays where it is until the client has gone. To copy is the same without an end: the
-// stream goes into a file, and the session goes on here.
+// To move: what needs no memory goes ahead (session_state.h). Then the client stops sending, then all this,
+// and the other worker takes the copier's pieces over (session_state.h); a worker of other devices has it
+// copy straight from these, and the memory stays where it is until the client has gone. When the client has
+// gone over to it, the session has ended here. Until then it can go on here at any time. To a worker on
+// another machine the bytes go as a stream, and there is no copier: the memory stays where it is until the
+// client has gone. To copy is the same without an end: the stream goes into a file, and the session goes on
+// here.
 //
 // A thread of its own carries orders out, one after the other. While the session is suspended it looks once a
 // second whether the copier still has the bytes; if not, the session ends.
@@ -107,6 +108,8 @@ class Suspender {
   SuspendOutcome carryOut(Order& order);
   std::string awaitNext(int state);
   MoveOutcome carryOutMove(Order& order);
+  std::string goAhead(int state, bool stream);
+  void handOverStill(Order& order, MoveOutcome& outcome);
   std::string standStill(Clock::time_point deadline);
   std::string handOver(Order& order, MoveOutcome& outcome);
   std::string sendByCopier(Order& order, MoveOutcome& outcome);

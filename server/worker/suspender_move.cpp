@@ -13,6 +13,7 @@ namespace {
 
 constexpr std::chrono::seconds kOtherEnds{30};
 constexpr std::chrono::seconds kNextBegins{60};  // with its first context
+constexpr int kMostAhead = 3;                    // times; what has been made meanwhile is less each time
 
 // And takes it.
 uint64_t bytesInStock(Space& space) {
@@ -33,6 +34,20 @@ std::string Suspender::awaitNext(int state) {
   const std::string why =
       socket.send(std::as_bytes(std::span(&ahead, 1))) ? socket.hearAnswer() : socket.error();
   return !why.empty() && late() ? "the next worker has not begun in time" : why;
+}
+
+// The program runs on while the next worker makes what needs no memory of the session's. "" or why the
+// session cannot go there.
+std::string Suspender::goAhead(int state, bool stream) {
+  StateSocket socket{Descriptor(fcntl(state, F_DUPFD_CLOEXEC, 3)), [this] { return stopping(); }};
+  const auto began = Clock::now();
+  std::string why;
+  size_t entries = 1;
+  for (int i = 0; i < kMostAhead && entries != 0 && why.empty(); ++i)
+    why = sendAhead(session_, socket, stream, entries);
+  GPUPOOL_INFO("%zu calls of the session went ahead, in %u ms", session_.record().ahead(),
+               millisecondsSince(began));
+  return why;
 }
 
 MoveOutcome Suspender::carryOutMove(Order& order) {
@@ -58,14 +73,10 @@ MoveOutcome Suspender::carryOutMove(Order& order) {
     return outcome;
   }
   if (order.pages) return carryOutPages(order, state);
-  outcome.error = standStill(began + order.drain);
-  outcome.drainMs = millisecondsSince(began);
-  if (outcome.error.empty()) {
-    const auto still = Clock::now();
-    order.state = state;
-    outcome.error = handOver(order, outcome);
-    outcome.pauseMs = millisecondsSince(still);
-  }
+  order.state = state;
+  if (!order.copy && !order.hold) outcome.error = goAhead(state, order.link == nullptr);
+  if (outcome.error.empty()) handOverStill(order, outcome);
+  session_.record().callBack();
   if (!outcome.error.empty()) outcome.error = session_.whyNotMoved(outcome.error);
   const char* done = order.copy ? "copied" : "moved";
   if (outcome.error.empty())
@@ -76,6 +87,16 @@ MoveOutcome Suspender::carryOutMove(Order& order) {
     GPUPOOL_WARNING("not %s: %s", done, outcome.error.c_str());
   if (order.copy || !outcome.error.empty()) session_.letClientStay();
   return outcome;
+}
+
+void Suspender::handOverStill(Order& order, MoveOutcome& outcome) {
+  const auto began = Clock::now();
+  outcome.error = standStill(began + order.drain);
+  outcome.drainMs = millisecondsSince(began);
+  if (!outcome.error.empty()) return;
+  const auto still = Clock::now();
+  outcome.error = handOver(order, outcome);
+  outcome.pauseMs = millisecondsSince(still);
 }
 
 // The client sends nothing any more, all it has sent is done, and the gate is closed. "" or why not, and then

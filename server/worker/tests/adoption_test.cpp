@@ -113,6 +113,9 @@ TEST_CASE("adoption: the other worker", "[.]") {
 TEST_CASE("adoption: another worker of the server has the session's host memory, not a copy of it") {
   Client client;
   client.open();
+  // Goes ahead, and the pages with it.
+  REQUIRE(client.await(ROW("cuStreamCreateWithPriority"), Arguments().value(kStream).value(1).value(0))
+              .status() == CUDA_SUCCESS);
   REQUIRE(client
               .await(ROW("sessionHostMap"),
                      Arguments().value(client.space().hostBase + kMiB).value(kMiB).value(0).value(1))

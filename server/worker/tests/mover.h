@@ -4,6 +4,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
@@ -61,13 +62,16 @@ class Network : public transport::Connection {
 };
 inline Client::Wire overNetwork(Client::Wire inner) { return std::make_unique<Network>(std::move(inner)); }
 
-// The client's part in a move, on a thread of its own until it has been told what became of it.
+// The client's part in a move, on a thread of its own until it has been told what became of it, or the move
+// has failed before it heard of it.
 class Course {
  public:
   // stopped: called when it has said that it sends nothing more.
   explicit Course(Client& client, NoticeType answer = NoticeType::left, std::function<void()> stopped = {})
       : client_(client), answer_(answer), stopped_(std::move(stopped)), thread_([this] { run(); }) {}
   ~Course() { thread_.join(); }
+  // What comes from now on concerns it no more, unless it has been asked to stop.
+  void isOver() { over_ = true; }
   // What kernels have printed, as it came; the move is over.
   std::string printed() {
     thread_.join();
@@ -87,8 +91,11 @@ class Course {
     client_.wire->commit(Channel::control, out.span().size());
   }
   void run() {
-    for (;;) {
-      const auto message = client_.wire->receive(Channel::control, within(20000));
+    for (int looks = 0; looks < 400; ++looks) {
+      const bool unheard = over_ && asked_ == 0;
+      const auto message = client_.wire->receive(Channel::control, within(50));
+      if (message.empty() && unheard) return;
+      if (message.empty()) continue;
       if (message.size() < sizeof(Notice)) return;
       Notice header;
       std::memcpy(&header, message.data(), sizeof header);
@@ -113,6 +120,7 @@ class Course {
   const NoticeType answer_;
   const std::function<void()> stopped_;
   std::string printed_;
+  std::atomic<bool> over_{false};
   uint64_t asked_ = 0;
   std::thread thread_;
 };
@@ -136,15 +144,21 @@ class Mover {
   // Called on the suspender's thread when the outcome is reported, as the server hears it.
   void whenReported(std::function<void()> call) { reported_ = std::move(call); }
   MoveOutcome move(int state, NoticeType answer = NoticeType::left) {
-    const Course course(client_, answer);
+    Course course(client_, answer);
     begin(state);
-    return outcome();
+    return over(course);
   }
   // To a worker of this server, which has the host memory; what is on the devices stays there.
   MoveOutcome moveHere(int copier, int state) {
-    const Course course(client_);
+    Course course(client_);
     suspender_.move(kLong, kEpoch + 1, copier, state, true);
-    return outcome();
+    return over(course);
+  }
+  // Into a file; the client leaves.
+  MoveOutcome hold(int state) {
+    Course course(client_);
+    suspender_.hold(kLong, kEpoch + 1, state);
+    return over(course);
   }
   // The session goes on, so the client hears that it stays.
   MoveOutcome copy(int state) {
@@ -172,6 +186,12 @@ class Mover {
   }
 
  private:
+  MoveOutcome over(Course& course) {
+    MoveOutcome came = outcome();
+    course.isOver();
+    return came;
+  }
+
   Client& client_;
   std::mutex mutex_;
   std::condition_variable came_;

@@ -165,7 +165,7 @@ TEST_CASE("moving: a client that has left hears nothing of the end of the worker
   });
   // As when a lease that has moved is ended here before this worker has come to its own end.
   moving.mover.whenReported([&] { client.session->stop("the lease has ended: its sessions have moved"); });
-  CHECK(moving.mover.move(mine).error == "");
+  CHECK(moving.mover.hold(mine).error == "");
   taker.join();
   for (auto message = client.wire->receive(Channel::control, within(0)); !message.empty();
        message = client.wire->receive(Channel::control, within(0))) {

@@ -89,6 +89,40 @@ TEST_CASE("record: what made a living object stays, ended or not") {
   CHECK(calls(record) == Calls{4});
 }
 
+TEST_CASE("record: what has gone ahead stays, ended or not, until the session stays here") {
+  const auto may = [](uint32_t call) { return call != 9; };
+  const auto ids = [](const std::vector<Record::Entry>& entries) {
+    Calls ids;
+    for (const auto& entry : entries) ids.push_back(entry.frame.call);
+    return ids;
+  };
+  Record record;
+  record.add(call(1), makes(kGraphA));
+  record.add(call(2), sets(kGraphA, 7));
+  record.add(call(3), makes(kStreamA));
+  CHECK(ids(record.goAhead(may)) == Calls{1, 2, 3});
+  CHECK(record.goAhead(may).empty());
+  record.add(call(4), sets(kGraphA, 7));
+  record.add(call(5), ends(kStreamA));
+  record.add(call(6), makes(kExecA));
+  record.add(call(7), ends(kExecA));  // has not gone: it leaves nothing
+  record.add(call(9), makes(kGraphB));
+  record.add(call(8), makes(kStreamA));
+  CHECK(calls(record) == Calls{4, 5, 9, 8});
+  CHECK(ids(record.goAhead(may)) == Calls{4, 5});
+  CHECK(record.ahead() == 5);
+  record.add(call(10), ends(kStreamA));  // of the second life, which has not gone
+  CHECK(calls(record) == Calls{9});
+  record.add(call(11), ends(kGraphA));
+  CHECK(calls(record) == Calls{9, 11});
+  CHECK(record.size() == 7);
+  record.callBack();
+  CHECK(record.ahead() == 0);
+  CHECK(calls(record) == Calls{9});
+  record.add(call(12), ends(kGraphB));
+  CHECK(record.bytes() == 0);
+}
+
 TEST_CASE("record: names of parts belong to the whole") {
   Record record;
   const uint64_t node = makeHandle(Kind::graphNode, 1, 1);

@@ -74,6 +74,8 @@ std::string picture(Session& session) {
         text += "an array cannot be read\n";
       put("array", bytes);
     }
+  text += "streams " + std::to_string(session.record().living(handles::Kind::stream).size()) + " calls " +
+          std::to_string(session.record().size()) + "\n";
   const auto numbers = session.numbers();
   text += "frame " + std::to_string(numbers.lastFrame) + " aside " + std::to_string(numbers.lastAside) + "\n";
   for (const uint32_t count : session.objects().named()) text += std::to_string(count) + " ";

@@ -150,7 +150,9 @@ enum class Stop {
 struct Playing {
   StateSocket& socket;
   Stop stop;
+  bool last = false;  // it stops in the record that comes last, and not in that which came ahead
   std::vector<std::byte> record;
+  size_t cameAhead = 0, came = 0;  // calls
   capnp::ReaderOptions options{.traversalLimitInWords = uint64_t{1} << 30};
 
   void tell(const std::string& text) { socket.sendBlock(std::as_bytes(std::span(text))); }
@@ -160,31 +162,37 @@ struct Playing {
   }
   void play() {
     if (stop == Stop::atOnce) return;
-    if (stop == Stop::inTheRecord) {
-      record.resize(100);
-      socket.receive(record);
-      return;
+    for (bool ahead = true; ahead;) {
+      if (!last && stop == Stop::inTheRecord) {
+        record.resize(100);
+        socket.receive(record);
+        return;
+      }
+      Digest digest{};
+      if (!socket.receiveBlock(record, kMostRecordBytes) || !socket.receive(digest)) return;
+      CHECK(contentDigest(record) == digest);
+      capnp::FlatArrayMessageReader message(kj::arrayPtr(reinterpret_cast<const capnp::word*>(record.data()),
+                                                         record.size() / sizeof(capnp::word)),
+                                            options);
+      const auto root = message.getRoot<schema::SessionRecord>();
+      ahead = root.getAhead();
+      (ahead ? cameAhead : came) = root.getEntries().size();
+      const Stop here = ahead == last ? Stop::none : stop;
+      if (here == Stop::behindTheRecord) return;
+      if (here == Stop::refusesAtOnce) return tell("no such device here");
+      tell("");
+      if (!code(root, here)) return;
+      if (!ahead) contents(root);
     }
-    Digest digest{};
-    if (!socket.receiveBlock(record, kMostRecordBytes) || !socket.receive(digest)) return;
-    CHECK(contentDigest(record) == digest);
-    if (stop == Stop::behindTheRecord) return;
-    if (stop == Stop::refusesAtOnce) return tell("no such device here");
-    capnp::FlatArrayMessageReader message(kj::arrayPtr(reinterpret_cast<const capnp::word*>(record.data()),
-                                                       record.size() / sizeof(capnp::word)),
-                                          options);
-    const auto root = message.getRoot<schema::SessionRecord>();
-    tell("");
-    if (code(root)) contents(root);
   }
-  bool code(schema::SessionRecord::Reader root) {
+  bool code(schema::SessionRecord::Reader root, Stop here) {
     auto names = imagesOf(root);
-    CHECK(names.size() == 1);
-    const uint64_t bytes = names[0].bytes;
-    if (stop == Stop::asksForOtherCode) names[0].words[2] ^= 1;
-    if (stop == Stop::asksForMore) names.resize(100, names[0]);
+    CHECK(names.size() == (root.getAhead() ? 1 : 0));
+    const uint64_t bytes = names.empty() ? 0 : names[0].bytes;
+    if (here == Stop::asksForOtherCode) names[0].words[2] ^= 1;
+    if (here == Stop::asksForMore) names.resize(100, names[0]);
     const auto list = std::as_bytes(std::span(names));
-    if (stop == Stop::endsInItsList) {
+    if (here == Stop::endsInItsList) {
       const uint64_t length = list.size();
       socket.send(std::as_bytes(std::span(&length, 1)));
       socket.send(list.first(7));
@@ -193,9 +201,9 @@ struct Playing {
     if (!socket.sendBlock(list)) return false;
     std::vector<std::byte> image(bytes);
     if (names.size() > 1 || !socket.receive(image)) return false;
-    if (stop == Stop::behindTheCode) return false;
-    tell(stop == Stop::refusesTheCalls ? "a texture answers another value" : "");
-    return stop != Stop::refusesTheCalls;
+    if (here == Stop::behindTheCode) return false;
+    tell(here == Stop::refusesTheCalls ? "a texture answers another value" : "");
+    return here != Stop::refusesTheCalls;
   }
   void contents(schema::SessionRecord::Reader root) {
     if (!content(hostPages().words->size()) || stop == Stop::behindTheWords ||
@@ -373,13 +381,18 @@ TEST_CASE("stream: the other worker goes or refuses at any point, and the sessio
   Program& program = theProgram();
   Mover mover(program.client);
   const std::string here = picture(*program.client.session);
-  for (int i = 0; i < static_cast<int>(Stop::none); ++i) {
-    CAPTURE(i);
-    const auto stop = static_cast<Stop>(i);
+  std::vector<std::pair<Stop, bool>> stops;
+  for (int i = 0; i < static_cast<int>(Stop::none); ++i) stops.emplace_back(static_cast<Stop>(i), false);
+  for (const Stop stop :
+       {Stop::behindTheRecord, Stop::refusesAtOnce, Stop::behindTheCode, Stop::refusesTheCalls})
+    stops.emplace_back(stop, true);
+  for (const auto& [at, last] : stops) {
+    const Stop stop = at;
+    CAPTURE(static_cast<int>(stop), last);
     const auto [mine, theirs] = connection();
-    std::thread other([stop, theirs = theirs] {
+    std::thread other([stop, last = last, theirs = theirs] {
       StateSocket socket{Descriptor(theirs), [] { return false; }};
-      Playing playing{socket, stop, {}};
+      Playing playing{socket, stop, last, {}};
       playing.play();
       if (stop == Stop::behindAll || stop == Stop::refusesAll) CHECK(socket.error().empty());
     });
@@ -472,6 +485,42 @@ TEST_CASE("stream: a checkpoint in pages comes out of memory elsewhere, through 
     CHECK((socket.sharedParts() >= 3) == shared);
   }
   program.run(ROW("sessionDrain"), Arguments().value(0).value(1));
+}
+
+// The program runs on while some of it has gone.
+TEST_CASE("stream: what ends when it has gone ahead ends there, too, and what goes ahead waits for nobody") {
+  Program& program = theProgram();
+  Mover mover(program.client);
+  Record& record = program.client.session->record();
+  const auto stream = [](uint64_t number) { return makeHandle(handles::Kind::stream, 20 + number, 1); };
+  const auto create = [&](uint64_t number) {
+    program.run(ROW("cuStreamCreateWithPriority"), Arguments().value(stream(number)).value(1).value(0));
+  };
+  const size_t before = record.size();
+  {
+    const auto [mine, theirs] = connection();
+    Next next(theirs);
+    size_t went = 0;
+    {
+      StateSocket socket{Descriptor(fcntl(mine, F_DUPFD_CLOEXEC, 3)), [] { return false; }};
+      REQUIRE(sendAhead(*program.client.session, socket, true, went) == "");
+    }
+    // Contexts, code, its variable, the array, and the program's stream up to where a capture begins.
+    CHECK(went == record.ahead());
+    CHECK(went >= 7);
+    program.run(ROW("cuStreamDestroy_v2"), Arguments().value(kStream));
+    create(1);
+    CHECK(record.size() == before + 2);
+    const std::string here = picture(*program.client.session);
+    CHECK(contains(here, "streams 1 "));
+    CHECK(mover.move(mine, NoticeType::stays).error == "the program does not reach the other worker");
+    CHECK(contains(next.report(), "streams 1 "));
+  }
+  // It goes on here. Its graph was captured from the stream that has ended.
+  CHECK(record.ahead() == 0);
+  CHECK(record.size() == before + 2);
+  program.run(ROW("cuStreamDestroy_v2"), Arguments().value(stream(1)));
+  program.run(ROW("cuStreamCreateWithPriority"), Arguments().value(kStream).value(1).value(0));
 }
 
 // The last one: the session leaves.
