@@ -114,7 +114,8 @@ nvmlReturn_t Library::refresh(unsigned index, std::chrono::milliseconds oldest) 
 nvmlReturn_t Library::judge(const Heard& heard, std::chrono::milliseconds oldest) const {
   if (heard.status == holder::Status::ok || heard.status == holder::Status::serverLost) {
     const bool lost = heard.status == holder::Status::serverLost;
-    if (heard.figured && heard.age <= (lost ? kGrace : std::max(oldest, kGrace))) return NVML_SUCCESS;
+    // nvmlInit asks for what does not change: a server that is being restarted keeps no program from it.
+    if (heard.figured && heard.age <= std::max(oldest, kGrace)) return NVML_SUCCESS;
     // Before anything was heard of it, it is not there yet; NVML that does not answer is not lost.
     return lost && initialised_ != 0 ? NVML_ERROR_GPU_IS_LOST : NVML_ERROR_TIMEOUT;
   }

@@ -49,7 +49,7 @@ SESSION_CALL(sessionGraphMoveChild, Await, Checked, Mints<"node">, Handle<"graph
 SESSION_CALL(sessionGraphAddMemOps, Await, Checked, Mints<"node">, Handle<"graph">, Array<"dependencies", "dependencyCount">, In<"dependencyCount">, Handle<"context">, Array<"operations", "count">, In<"count">)
 SESSION_CALL(sessionGraphSetMemOps, Await, Checked | Setting, Handle<"exec">, Handle<"node">, Handle<"context">, Array<"operations", "count">, In<"count">)
 SESSION_CALL(sessionGraphGetMemOps, Await, Checked, Handle<"node">, OutHandle<"context">, OutArray<"operations", "count">, InOut<"count">)
-SESSION_CALL(sessionGraphText, Await, Checked | Beside, Handle<"graph">, In<"flags">, In<"offset">, OutArray<"text", "bytes">, InOut<"bytes">, Out<"total">)
+SESSION_CALL(sessionGraphText, Await, Checked | Beside | Varies, Handle<"graph">, In<"flags">, In<"offset">, OutArray<"text", "bytes">, InOut<"bytes">, Out<"total">)
 SESSION_CALL(sessionGraphGetKernelNode, Await, Checked, Handle<"node">, OutHandle<"function">, OutHandle<"kernel">, OutHandle<"context">, Out<"shape">, OutArray<"parameters", "parameterBytes">, InOut<"parameterBytes">)
 SESSION_CALL(sessionGraphAddHostNode, Await, Checked, Mints<"node">, Handle<"graph">, Array<"dependencies", "dependencyCount">, In<"dependencyCount">, In<"callback">)
 SESSION_CALL(sessionGraphSetHostNode, Await, Checked | Setting, Handle<"exec">, Handle<"node">, In<"callback">)

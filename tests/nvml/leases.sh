@@ -156,6 +156,9 @@ follow --server other
 kill -STOP "$server"
 check "what it said last" answers 0 0
 check "and then nothing" comes_to 15 0
+name=$(tr '\0' '\n' <"/proc/$(pgrep -P "$launched" nvml_asks)/environ" | sed -n 's/^GPUPOOL_HOLDER=//p')
+run env GPUPOOL_HOLDER="$name" "$bin/gpupool" smi -L
+check "a program that begins now finds the lease's GPU: $name $out $err" test "${out%% (*}" = "GPU 0: gpupool software GPU"
 kill -CONT "$server"
 exec 9>&-
 wait "$launched"
