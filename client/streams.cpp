@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <set>
 #include <thread>
 #include <vector>
 
+#include "client/ended_streams.h"
 #include "client/process.h"
 
 namespace gpupool::client {
@@ -159,10 +159,6 @@ CUresult clampPriority(Context& context, int& priority) {
 
 namespace {
 
-struct EndedStreams {
-  std::mutex mutex;
-  std::set<CUstream> all;
-};
 EndedStreams& endedStreams() {
   static auto* ended = new EndedStreams;
   return *ended;
@@ -170,10 +166,7 @@ EndedStreams& endedStreams() {
 
 }  // namespace
 
-void endsWithContext(CUstream stream) {
-  std::lock_guard lock(endedStreams().mutex);
-  endedStreams().all.insert(stream);
-}
+void endsWithContext(CUstream stream) { endedStreams().add(stream); }
 
 void forgetStreams(Context& context) {
   std::vector<uint64_t> dead;
@@ -249,8 +242,7 @@ void landBeforeReturning() {
 }
 
 CUresult noStream(CUstream stream) {
-  std::lock_guard lock(endedStreams().mutex);
-  return endedStreams().all.contains(stream) ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_ERROR_INVALID_HANDLE;
+  return endedStreams().contains(stream) ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_ERROR_INVALID_HANDLE;
 }
 
 static CUresult findStream(CUstream handle, StreamRef& out) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "catch.h"
+#include "client/ended_streams.h"
 
 using namespace gpupool::client;
 
@@ -121,4 +122,18 @@ TEST_CASE("handles: concurrent pins never see a destructed object") {
   stop = true;
   for (auto& reader : readers) reader.join();
   CHECK(bad == 0);
+}
+
+TEST_CASE("handles: streams that ended with their context are known for a while, and not without bound") {
+  const auto stream = [](uint64_t number) { return reinterpret_cast<CUstream>(0x100000 + number); };
+  constexpr uint64_t kMany = 3 * EndedStreams::kMost;
+  EndedStreams ended;
+  for (uint64_t i = 0; i < kMany; ++i) {
+    ended.add(stream(i));
+    ended.add(stream(i));  // of one it is known once
+  }
+  CHECK(ended.contains(stream(kMany - 1)));
+  CHECK(ended.contains(stream(kMany - EndedStreams::kMost)));
+  CHECK_FALSE(ended.contains(stream(kMany - EndedStreams::kMost - 1)));
+  CHECK_FALSE(ended.contains(stream(kMany)));
 }
