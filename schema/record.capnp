@@ -66,7 +66,11 @@ struct RecordMapping {
   access @2 :List(RecordAccess);
 }
 struct RecordAccess { device @0 :UInt32; flags @1 :UInt32; }
-struct RecordHost { address @0 :UInt64; bytes @1 :UInt64; }
+struct RecordHost {
+  address @0 :UInt64;
+  bytes @1 :UInt64;
+  context @2 :UInt64;             # that it is registered in; 0: in any
+}
 struct RecordMirror { address @0 :UInt64; base @1 :Data; }
 struct RecordVariable {
   owner @0 :UInt64;               # module or library

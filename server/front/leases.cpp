@@ -74,7 +74,7 @@ std::optional<std::string> LeaseTable::grant(schema::Lease::Reader lease) {
 std::vector<StoredGrant> LeaseTable::readoptable() const {
   std::vector<StoredGrant> list;
   for (const auto& [id, lease] : leases_) {
-    if (!outlives(lease) || lease.closing || lease.target || lease.moving || lease.held) continue;
+    if (!outlives(lease) || lease.closing || lease.target || lease.holding || lease.held) continue;
     StoredGrant& one = list.emplace_back(StoredGrant{id,
                                                      lease.epoch,
                                                      lease.key,
@@ -87,7 +87,7 @@ std::vector<StoredGrant> LeaseTable::readoptable() const {
                                                      lease.idleMs});
     for (const GrantedDevice& device : lease.devices)
       one.devices.emplace_back(devices_[device.index].uuid, device.memoryBytes);
-    if (!lease.paused) continue;
+    if (!lease.paused || lease.moving) continue;  // what moves is in one worker or in the other
     StoredAside& aside = one.aside.emplace();
     aside.byTurns = lease.aside;
     aside.changing = !lease.suspended || lease.resuming;
@@ -303,9 +303,10 @@ void LeaseTable::unpause(const Id& id) {
   changed_();
 }
 
+// At no moment it is one that the next life goes on with.
 void LeaseTable::pauseToHold(const Id& id) {
-  pauseToMove(id);
   if (Grant* lease = admissible(id)) lease->holding = true;
+  pauseToMove(id);
 }
 
 void LeaseTable::setHeld(const Id& id, HeldFiles held, Suspended suspended) {

@@ -77,7 +77,10 @@ void Readoption::adoptLeases(const std::vector<StoredGrant>& leases,
   for (const StoredGrant& lease : leases) {
     std::map<Id, uint64_t> epochs;
     for (const StoredWorker& worker : workers)
-      if (worker.lease == lease.id) epochs[worker.session->id] = worker.session->epoch;
+      if (worker.lease == lease.id) {
+        uint64_t& epoch = epochs.try_emplace(worker.session->id, worker.session->epoch).first->second;
+        epoch = std::min(epoch, worker.session->epoch);  // it may have been moving: take() says who has it
+      }
     const auto why = lease.key.size() == schema::kSessionKeyBytes
                          ? leases_.readopt(lease, std::move(epochs))
                          : std::optional<std::string>("its key is damaged");
@@ -162,7 +165,7 @@ kj::Promise<kj::Own<Readoption::Answer>> Readoption::hear(kj::Own<kj::UnixEventP
 
 // Anything may have happened to its lease meanwhile.
 void Readoption::take(const StoredWorker& worker, Answer& answer) {
-  const Grant* lease = leases_.admissible(worker.lease);
+  Grant* lease = leases_.admissible(worker.lease);
   const Placement* placement = lease == nullptr ? nullptr : lease->placement(worker.session->deviceEpoch);
   if (placement == nullptr) refuse("its lease has ended");
   if (answer.taken.size() != placement->devices.size() || answer.rowsHash != worker.session->rowsHash ||
@@ -194,6 +197,8 @@ void Readoption::take(const StoredWorker& worker, Answer& answer) {
     child->outlive(doors_.nameOf(worker.pid));
     SessionTable::Earlier earlier{answer.taken, answer.counts, std::nullopt};
     if (!answer.changing) earlier.state = answer.state;
+    uint64_t& epoch = lease->sessionEpochs[facts.session];
+    epoch = std::max(epoch, facts.epoch);
     sessions_.readopt(std::move(facts), kj::mv(child), kj::mv(answer.client), std::move(earlier));
     return;
   }

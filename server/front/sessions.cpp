@@ -316,9 +316,9 @@ std::vector<StoredWorker> SessionTable::workers() const {
     for (const auto& session : *sessions)
       if (!session->worker->gone()) {
         list.push_back(stored(session->facts, session->worker->pid(), session->startTicks));
-        // One that moves, or is about to end, ends with this process.
-        if (session->role != Role::serving || session->ordered || next(session->number) != nullptr)
-          list.back().session.reset();
+        // One that is about to end ends with this process. Of the two between which a session moves only the
+        // one that has it answers.
+        if (session->role == Role::old || session->ordered) list.back().session.reset();
       }
   if (announced_) list.push_back(*announced_);
   return list;

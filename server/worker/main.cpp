@@ -195,7 +195,9 @@ int serve(const server::WorkerArguments& arguments) {
            if (!served) return "its client has not come yet";
            // The server has the descriptors of what is shared, and its next life has not.
            const bool shares = session.space().shared() + session.sharedEvents().shared() != 0;
-           return shares ? "it shares memory or events with other processes" : suspender.apart();
+           if (shares) return "it shares memory or events with other processes";
+           const std::string why = suspender.apart();
+           return why.empty() && session.clientLeft() ? "its client has left" : why;
          }});
     session.onClientLog([&](const server::ClientLog& log) { process.reportLog(log); });
     if (arguments.disturb) suspender.compareContents();

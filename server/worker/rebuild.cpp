@@ -36,8 +36,9 @@ std::string difference(std::span<const std::byte> now, std::span<const std::byte
 
 constexpr char kOtherContents[] = "the contents differ: ";  // tests/sessions/disturb looks for it
 constexpr char kDamaged[] = "the other worker's record is damaged";
-constexpr size_t kMostAhead = 16;    // records
-constexpr size_t kMostTried = 4096;  // numbers of textures before the right one
+constexpr size_t kMostAhead = 16;                // records
+constexpr size_t kSpareAhead = size_t{1} << 30;  // of device memory
+constexpr size_t kMostTried = 4096;              // numbers of textures before the right one
 constexpr uint32_t kMostLoads = 4096;
 constexpr uint32_t kMostLevels = 32;
 constexpr std::chrono::seconds kHearOut{10};  // of a part that is on its way, over a slow network
@@ -77,6 +78,7 @@ struct Rebuild::State {
   size_t servedRecords = 0;       // whose calls were served again
   unsigned servedEntries = 0;     // and of the one behind them
   uint64_t cameAhead = 0;         // entries
+  uint64_t recordBytes = 0;       // of all records
   bool anew = false;              // there is no record, and the session begins anew
   std::vector<Descriptor> host;
   uint64_t cameNs = 0;                  // bootTimeNs, when the record was here
@@ -126,8 +128,10 @@ std::string Rebuild::receive(HostPages& pages) {
 std::string Rebuild::receiveRecord() {
   State::Received received;
   Digest digest{};
-  if (!socket_.receiveBlock(received.bytes, kMostRecordBytes) || !socket_.receive(digest))
+  if (!socket_.receiveBlock(received.bytes, kMostRecordBytes - state_->recordBytes) ||
+      !socket_.receive(digest))
     return socket_.error();
+  state_->recordBytes += received.bytes.size();
   if (contentDigest(received.bytes) != digest) return kDamagedOnItsWay;
   state_->anew = stream_ && state_->records.empty() && received.bytes.empty();
   if (state_->anew) return "";
@@ -222,9 +226,12 @@ std::string Rebuild::makeRest(Session& session) {
   if (why.empty()) why = makeMemory(session);
   if (why.empty()) why = bringIn(session);
   if (!why.empty()) return why;
+  registerHost(session);
+  if (record.getHost().size() != 0) session.registerHost();  // the others, in whatever context comes
   session.space().setRepeating(true);
   why = repeatCalls(session, false);
   session.space().setRepeating(false);
+  registerHost(session);
   if (why.empty() && stream_) why = receiveMemory(session);
   if (why.empty()) why = receiveContents(session);
   if (why.empty()) why = adoptTimes(session);
@@ -266,11 +273,17 @@ std::string Rebuild::makeMemory(Session& session) {
         !session.space().adoptHost(host[i].getAddress(), descriptor, host[i].getBytes()))
       return "the session's pinned memory cannot be taken over";
   }
-  if (host.size() != 0) session.registerHost();
   auto lock = session.holdMirrors();
   for (const auto mirror : record.getMirrors())
     session.mirror(mirror.getAddress()).apply(0, bytesOf(mirror.getBase()));
   return "";
+}
+
+// Pinned memory, where it was, in contexts that are there.
+void Rebuild::registerHost(Session& session) {
+  for (const auto host : state_->record().getHost())
+    if (host.getContext() != 0 && session.makeCurrentAgain(host.getContext()) == CUDA_SUCCESS)
+      session.space().registerHostHere(host.getAddress());
 }
 
 // The memory comes before the calls: a texture, say, is made of memory that is there.
@@ -353,12 +366,20 @@ std::string Rebuild::receiveMemory(Session& session) {
   return received ? DeviceStream(session).receive(socket_) : socket_.error();
 }
 
-// ahead: beside the old worker's memory there may be no room for them. They come again, with the rest.
+// The program runs meanwhile, and may ask for the memory that is free.
+bool Rebuild::hasRoomAhead() const {
+  size_t free = 0, all = 0;
+  const bool known = driver_.cuMemGetInfo_v2(&free, &all) == CUDA_SUCCESS;  // not without a context
+  return !known || free >= std::min(kSpareAhead, all / 8);
+}
+
+// ahead: beside the old worker's memory there may be no room for them. The rest comes later then.
 std::string Rebuild::repeatCalls(Session& session, bool ahead) {
   for (; state_->servedRecords < state_->records.size(); ++state_->servedRecords, state_->servedEntries = 0) {
     const auto record = state_->records[state_->servedRecords].message->getRoot<SessionRecord>();
     const auto entries = record.getEntries();
     for (; state_->servedEntries < entries.size(); ++state_->servedEntries) {
+      if (ahead && !hasRoomAhead()) return "";
       CUresult status = CUDA_SUCCESS;
       const std::string why = repeatCall(session, entries[state_->servedEntries], status);
       if (ahead && status == CUDA_ERROR_OUT_OF_MEMORY) return "";

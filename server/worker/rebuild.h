@@ -93,8 +93,10 @@ class Rebuild {
   std::string receiveImage(Session& session, const schema::ImageName& name);
   std::string receiveMemory(Session& session);
   std::string makeMemory(Session& session);
+  void registerHost(Session& session);
   std::string bringIn(Session& session);
   std::string bringAcross(Session& session);
+  bool hasRoomAhead() const;
   std::string repeatCalls(Session& session, bool ahead);
   std::string repeatCall(Session& session, schema::RecordEntry::Reader entry, CUresult& status);
   std::string settleView(Session& session, Call& call, std::span<const std::byte> wanted);

@@ -150,6 +150,7 @@ void writeHost(Session& session, SessionRecord::Builder out) {
   unsigned at = 0;
   for (const auto& [address, memory] : pieces) {
     host[at].setAddress(address);
+    host[at].setContext(session.objects().known(session.space().hostContext(address)));
     host[at++].setBytes(memory->size());
   }
   const auto mirrors = session.mirrors();

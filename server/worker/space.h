@@ -79,6 +79,11 @@ class Space {
   // Registers pinned memory that has outlived its context, in the current one. The client gives back what a
   // context has before it ends it, but for what graphs still hold.
   void registerHostAgain();
+  // The piece at that address in the current context, and in no other: a registration ends with its context,
+  // and what other contexts have queued on the memory then faults. Nothing is queued now.
+  void registerHostHere(uint64_t address);
+  // That it is registered in; null: in none.
+  CUcontext hostContext(uint64_t address) const;
   // A global whose address the client knows. managed: the host may access it, too.
   struct Global {
     CUdeviceptr address = 0;
@@ -214,6 +219,7 @@ class Space {
 
   bool lend(uint64_t address, size_t bytes);
   CUresult keepHost(uint64_t address, std::shared_ptr<transport::SharedMemory> memory);  // under mapping_
+  void registerPiece(HostPiece& piece, CUcontext context);                               // likewise
   bool inArena(uint64_t address, size_t bytes) const;  // and free there; under mapping_
   bool inWindow(CUdeviceptr address, size_t bytes) const;
   bool isFree(CUdeviceptr address, size_t bytes) const;  // under mapping_

@@ -106,19 +106,39 @@ bool Space::contextEnded(CUcontext context) {
   return lost;
 }
 
+// Under mapping_.
+void Space::registerPiece(HostPiece& piece, CUcontext context) {
+  const CUresult result =
+      driver_.cuMemHostRegister_v2(piece.memory->data(), piece.memory->size(), kHostRegistration);
+  piece.context = context;
+  if (result != CUDA_SUCCESS && result != CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
+    GPUPOOL_WARNING("%zu bytes of host memory stay unregistered: %s", piece.memory->size(),
+                    driver_.describe(result).c_str());
+}
+
 void Space::registerHostAgain() {
   CUcontext current = nullptr;
   std::lock_guard lock(mapping_);
   if (driver_.cuCtxGetCurrent(&current) != CUDA_SUCCESS) return;
-  for (auto& [address, piece] : host_) {
-    if (piece.context != nullptr) continue;
-    CUresult result =
-        driver_.cuMemHostRegister_v2(piece.memory->data(), piece.memory->size(), kHostRegistration);
-    piece.context = current;
-    if (result != CUDA_SUCCESS && result != CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
-      GPUPOOL_WARNING("%zu bytes of host memory stay unregistered: %s", piece.memory->size(),
-                      driver_.describe(result).c_str());
-  }
+  for (auto& [address, piece] : host_)
+    if (piece.context == nullptr) registerPiece(piece, current);
+}
+
+void Space::registerHostHere(uint64_t address) {
+  CUcontext current = nullptr;
+  std::lock_guard lock(mapping_);
+  const auto found = host_.find(address);
+  if (found == host_.end() || driver_.cuCtxGetCurrent(&current) != CUDA_SUCCESS) return;
+  HostPiece& piece = found->second;
+  if (piece.context == current) return;
+  if (piece.context != nullptr) driver_.cuMemHostUnregister(piece.memory->data());
+  registerPiece(piece, current);
+}
+
+CUcontext Space::hostContext(uint64_t address) const {
+  std::lock_guard lock(mapping_);
+  const auto found = host_.find(address);
+  return found == host_.end() ? nullptr : found->second.context;
 }
 
 void Space::addStaging(std::shared_ptr<transport::SharedMemory> memory) {

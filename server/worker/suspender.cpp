@@ -111,7 +111,10 @@ std::string Suspender::apart() {
     return !(busy_ && moves_) &&
            std::none_of(orders_.begin(), orders_.end(), [](const Order& order) { return order.streams(); });
   };
-  return changed_.wait_for(lock, kApart, stays) ? "" : "it is being moved";
+  alone_ = true;
+  const bool alone = changed_.wait_for(lock, kApart, stays);
+  alone_ = !alone;
+  return alone ? "" : "it is being moved";
 }
 
 void Suspender::run() {

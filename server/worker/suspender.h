@@ -72,8 +72,8 @@ class Suspender {
   void settle(std::chrono::milliseconds time);
 
   // "" if the session can outlive the server; else why not, for people. What is with the copier outlives it
-  // too, and an order to suspend or to resume is carried out all the same. Waits a while for a move that is
-  // under way, which fails where the server is gone.
+  // too, and an order to suspend or to resume is carried out all the same. A move that is under way is given
+  // up, unless the client is just going over; waits a while for that.
   std::string apart();
 
   // Some stream of the session captures.
@@ -134,6 +134,8 @@ class Suspender {
   std::string takeAside(SuspendOutcome& outcome);
   std::string lookAtContents(bool shared, Digests& seen);
   bool stopping() const;
+  // Of waits for who is at the other end of a state socket.
+  bool givesUp() const { return stopping() || alone_; }
 
   Session& session_;
   Report report_;
@@ -150,6 +152,7 @@ class Suspender {
   bool ending_ = false, busy_ = false;
   bool moves_ = false;  // what it is busy with streams the session somewhere
   bool compares_ = false;
+  std::atomic<bool> alone_{false};  // the server is gone, and who has ordered the moves with it
   std::atomic<bool> sendsPages_{false};
   std::thread thread_;
 };

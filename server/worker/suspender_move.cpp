@@ -29,7 +29,7 @@ uint64_t bytesInStock(Space& space) {
 std::string Suspender::awaitNext(int state) {
   const auto deadline = Clock::now() + kNextBegins;
   const auto late = [deadline] { return Clock::now() >= deadline; };
-  StateSocket socket{Descriptor(fcntl(state, F_DUPFD_CLOEXEC, 3)), [&] { return stopping() || late(); }};
+  StateSocket socket{Descriptor(fcntl(state, F_DUPFD_CLOEXEC, 3)), [&] { return givesUp() || late(); }};
   const uint32_t ahead = session_.contextAhead();
   const std::string why =
       socket.send(std::as_bytes(std::span(&ahead, 1))) ? socket.hearAnswer() : socket.error();
@@ -39,7 +39,7 @@ std::string Suspender::awaitNext(int state) {
 // The program runs on while the next worker makes what needs no memory of the session's. "" or why the
 // session cannot go there.
 std::string Suspender::goAhead(int state, bool stream) {
-  StateSocket socket{Descriptor(fcntl(state, F_DUPFD_CLOEXEC, 3)), [this] { return stopping(); }};
+  StateSocket socket{Descriptor(fcntl(state, F_DUPFD_CLOEXEC, 3)), [this] { return givesUp(); }};
   const auto began = Clock::now();
   std::string why;
   size_t entries = 1;
@@ -147,7 +147,7 @@ std::string Suspender::sendByCopier(Order& order, MoveOutcome& outcome) {
   const bool some = why.empty() && aside.movedBytes != 0, away = some && !order.direct;
   outcome.movedBytes = aside.movedBytes;
   movedBytes_ = away ? aside.movedBytes : 0;
-  StateSocket socket{Descriptor(fcntl(order.state, F_DUPFD_CLOEXEC, 3)), [this] { return stopping(); }};
+  StateSocket socket{Descriptor(fcntl(order.state, F_DUPFD_CLOEXEC, 3)), [this] { return givesUp(); }};
   uint32_t sequence = 0;
   if (why.empty())
     why = sendState(session_, socket, some ? link_.get() : nullptr, order.direct, sequence, seen);
@@ -161,7 +161,7 @@ std::string Suspender::sendByCopier(Order& order, MoveOutcome& outcome) {
 
 std::string Suspender::sendByStream(Order& order, MoveOutcome& outcome) {
   outcome.movedBytes = bytesInStock(session_.space());
-  StateSocket socket{Descriptor(fcntl(order.state, F_DUPFD_CLOEXEC, 3)), [this] { return stopping(); }};
+  StateSocket socket{Descriptor(fcntl(order.state, F_DUPFD_CLOEXEC, 3)), [this] { return givesUp(); }};
   Digests seen;
   std::string why = lookAtContents(false, seen);
   if (why.empty()) why = streamState(session_, socket, seen);
@@ -170,7 +170,7 @@ std::string Suspender::sendByStream(Order& order, MoveOutcome& outcome) {
 
 MoveOutcome Suspender::carryOutPages(const Order& order, Descriptor& state) {
   MoveOutcome outcome;
-  StateSocket socket{std::move(state), [this] { return stopping(); }};
+  StateSocket socket{std::move(state), [this] { return givesUp(); }};
   std::vector<std::byte> said;
   Id base;
   const bool heard = socket.receiveBlock(said, sizeof base);

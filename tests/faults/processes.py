@@ -110,10 +110,11 @@ def resident_kib(pid):
 
 
 def send(pid, number):
-    """False: it is gone."""
+    """False: it is gone. 0, of one that was not found, would be this process and all of its group."""
     try:
-        os.kill(pid, number)
-        return True
+        if pid > 0:
+            os.kill(pid, number)
+        return pid > 0
     except ProcessLookupError:
         return False
 

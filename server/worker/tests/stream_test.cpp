@@ -31,6 +31,7 @@ namespace {
 constexpr char kStateVariable[] = "GPUPOOL_TEST_STATE", kReportVariable[] = "GPUPOOL_TEST_REPORT";
 constexpr char kRoomVariable[] = "GPUPOOL_TEST_ROOM";
 constexpr char kElsewhereVariable[] = "GPUPOOL_TEST_ELSEWHERE";  // its driver places variables elsewhere
+constexpr char kFullVariable[] = "GPUPOOL_TEST_FULL";            // its device has little memory left
 constexpr char kForgetsVariable[] =
     "GPUPOOL_TEST_FORGETS";  // its driver does not copy all that it is told to
 
@@ -128,6 +129,10 @@ class Between {
   std::atomic<uint64_t> passed_{0};
   std::thread thread_;
 };
+
+// What Next says behind the picture of a session that moved, and of one that came out of a file.
+constexpr char kMoved[] = "code, then memory\nthe graph runs\n";
+constexpr char kRestored[] = "memory, then code\nthe graph runs\n";
 
 // Plays the new worker, up to a point.
 enum class Stop {
@@ -252,6 +257,22 @@ TEST_CASE("stream: the other worker", "[.]") {
     const_cast<Driver&>(softDriver()).cuMemcpyHtoD_v2 = [](CUdeviceptr to, const void* from, size_t bytes) {
       return copyIn(to, from, bytes > kMiB ? bytes - 8 : bytes);
     };
+  if (std::getenv(kFullVariable) != nullptr)
+    const_cast<Driver&>(softDriver()).cuMemGetInfo_v2 = [](size_t* free, size_t* all) {
+      *free = kMiB, *all = 1024 * kMiB;
+      return CUDA_SUCCESS;
+    };
+  static std::string order;
+  static const auto load = softDriver().cuModuleLoadDataEx;
+  static const auto create = softDriver().cuMemCreate;
+  const_cast<Driver&>(softDriver()).cuModuleLoadDataEx = [](auto... arguments) {
+    if (order.find("code") == std::string::npos) order += order.empty() ? "code, then " : "code\n";
+    return load(arguments...);
+  };
+  const_cast<Driver&>(softDriver()).cuMemCreate = [](auto... arguments) {
+    if (order.find("memory") == std::string::npos) order += order.empty() ? "memory, then " : "memory\n";
+    return create(arguments...);
+  };
   StateSocket socket{Descriptor(state), [] { return false; }};
   Rebuild rebuild(softDriver(), socket, true, [] { return false; });
   HostPages pages = hostPages();
@@ -270,6 +291,7 @@ TEST_CASE("stream: the other worker", "[.]") {
     const bool ran = session.objects().find(kExec, exec) && session.objects().find(kStream, stream) &&
                      softDriver().cuGraphLaunch(exec, stream) == CUDA_SUCCESS &&
                      softDriver().cuCtxSynchronize() == CUDA_SUCCESS && first[63] == kGraphByte;
+    text += order;
     text += ran ? "the graph runs\n" : "the graph does not run\n";
     text += session.images().pending().empty() ? "" : "code is held for nobody\n";
   }
@@ -354,7 +376,7 @@ TEST_CASE("stream: whatever is damaged or missing on the way, the session goes o
     Between between(Between::nothing, 0);
     Next next(between.news);
     CHECK(mover.move(between.olds, NoticeType::stays).error == "the program does not reach the other worker");
-    CHECK(next.report() == here + "the graph runs\n");
+    CHECK(next.report() == here + kMoved);
     total = between.passed();
   }
   REQUIRE(total > 40 * kMiB);
@@ -455,7 +477,7 @@ TEST_CASE("stream: a session goes into a file and on here, and comes out of the 
   Next next(theirs);
   StateSocket socket{Descriptor(mine), [] { return false; }};
   CHECK(playBack(socket, file) == "");
-  CHECK(next.report() == here + "the graph runs\n");
+  CHECK(next.report() == here + kRestored);
 }
 
 TEST_CASE("stream: a checkpoint in pages comes out of memory elsewhere, through shared memory or as bytes") {
@@ -481,9 +503,23 @@ TEST_CASE("stream: a checkpoint in pages comes out of memory elsewhere, through 
     Next next(theirs);
     StateSocket socket{Descriptor(mine), [] { return false; }};
     CHECK(playBack(socket, *kept) == "");
-    CHECK(next.report() == here + "the graph runs\n");
+    CHECK(next.report() == here + kRestored);
     CHECK((socket.sharedParts() >= 3) == shared);
   }
+  program.run(ROW("sessionDrain"), Arguments().value(0).value(1));
+}
+
+// The program runs on, and what is free may be what it asks for next.
+TEST_CASE("stream: nothing is made ahead on a device that has little memory left") {
+  Program& program = theProgram();
+  Mover mover(program.client);
+  const std::string here = picture(*program.client.session);
+  const auto [mine, theirs] = connection();
+  setenv(kFullVariable, "1", 1);
+  Next next(theirs);
+  unsetenv(kFullVariable);
+  CHECK(mover.move(mine, NoticeType::stays).error == "the program does not reach the other worker");
+  CHECK(next.report() == here + kRestored);
   program.run(ROW("sessionDrain"), Arguments().value(0).value(1));
 }
 
@@ -535,6 +571,6 @@ TEST_CASE("stream: a session arrives whole, with the code that the other server 
     CHECK(outcome.error.empty());
     CHECK(outcome.movedBytes == 36 * kMiB);
   }
-  CHECK(next.report() == here + "the graph runs\n");
+  CHECK(next.report() == here + kMoved);
   CHECK(eventually([&] { return program.client.ended(); }));
 }

@@ -1,0 +1,203 @@
+"""One program in a lease of a pool with two servers, and the death of somebody who has a part in what becomes of that
+lease, at a phase that a subclass comes to. Afterwards the program is right, or ends with the clear error that is due, and
+nothing is left: no lease, no worker, no device memory."""
+import argparse
+import os
+import random
+import shutil
+import signal
+import tempfile
+import time
+
+import pace
+import processes
+from commit_seed import seed
+from plans import is_clear_error
+from two_servers import Broken, TwoServers
+
+ROOT = os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "..")
+PROGRAM, MIB, MEMORY, RIGHT = "steady_work", 192, "512MiB", "ready\nPASS\n"
+PATIENCE = 60.0  # seconds, for each step that nothing keeps from being done
+CLEAN = 15.0  # and until nothing is left; a server that was killed has to come back before
+
+
+class Missed(Exception):
+    """The phase was over before it was seen."""
+
+
+class AimedRun:
+    transport = "ucx"
+
+    def __init__(self, case, number, servers, programs):
+        self.case, self.servers, self.programs = case, servers, programs
+        self.phase, self.victim = case.split("-")
+        self.delay = random.Random(f"{case} {number}").choice((0.0, 0.01, 0.1))
+        self.folder = os.path.join(servers.folder, "run")
+        self.end = os.path.join(self.folder, "end")
+        self.program = self.order = None
+        self.client = self.old = 0
+        self.lease, self.stopped, self.struck, self.notes = "", [], False, []
+
+    # --- a subclass's ---
+
+    def come_to_phase(self):
+        raise NotImplementedError
+
+    def parts(self):
+        """Victims besides holder, client and manager, with their pids."""
+        raise NotImplementedError
+
+    def due(self):
+        """Who was struck had the session: the program may end, with a clear error."""
+        raise NotImplementedError
+
+    def settle(self):
+        """Behind the blow: the lease comes to rest."""
+
+    # --- the course ---
+
+    def until(self, condition, what, bound=PATIENCE):
+        began = time.monotonic()
+        while not condition():
+            if pace.seconds(began) > bound:
+                raise TimeoutError(f"{what}: not there after {bound} s")
+            time.sleep(0.001)
+
+    def start_program(self):
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os.makedirs(self.folder)
+        words = ["run", "--server", "first", "--transport", self.transport, "--memory", MEMORY, "--",
+                 os.path.join(self.programs, PROGRAM), "--mib", str(MIB), "--until", self.end, "--pause", "2", "--ready"]
+        self.program = self.servers.start(words, self.folder)
+        self.until(lambda: self.text("out").startswith("ready") or self.program.poll() is not None, "its memory")
+        if self.program.poll() is not None:
+            raise Broken(f"the program does not begin: {self.text('err')}")
+        self.client = next(pid for pid in processes.descendants(self.program.pid) if processes.executable(pid) == PROGRAM)
+        self.old = self.servers.workers("first")[-1]
+        self.lease = self.servers.listed("leases")[0]["id"]
+
+    def text(self, name):
+        return processes.read(os.path.join(self.folder, name)).decode(errors="replace")
+
+    def stop(self, pid):
+        processes.send(pid, signal.SIGSTOP)
+        self.stopped.append(pid)
+
+    def go_on(self):
+        for pid in self.stopped:
+            processes.send(pid, signal.SIGCONT)
+        self.stopped = []
+
+    def find(self):
+        if self.victim == "holder":
+            return next((pid for pid in processes.descendants(self.program.pid) if processes.executable(pid) == "gpupool"
+                         and int(processes.stat(pid)[3]) == pid), 0)
+        return {"manager": self.servers.manager(), "client": self.client, **self.parts()}[self.victim]
+
+    def strike(self):
+        time.sleep(self.delay)
+        victim = self.find()
+        self.struck = bool(victim) and processes.running(victim) and processes.send(victim, signal.SIGKILL)
+        self.servers.await_death(victim)
+
+    def execute(self):
+        try:
+            self.start_program()
+            try:
+                self.come_to_phase()
+                self.strike()
+            except Missed:
+                pass
+            self.go_on()
+            self.servers.come_back()
+            self.until(lambda: self.order is None or self.order.poll() is not None, "the order's end")
+            if self.struck and self.victim != "client":
+                self.settle()
+            with open(self.end, "w", encoding="ascii"):
+                pass
+            self.until(lambda: self.program.poll() is not None, "the program's end")
+            self.judge()
+            self.until_clean()
+        except TimeoutError as late:
+            self.notes.append(f"HANG: {late}; {self.servers.state_of(self.lease)}; {self.text('order/err') if self.order else self.text('err')}")
+        finally:
+            self.go_on()
+            for process in (self.order, self.program):
+                if process and process.poll() is None:
+                    process.kill()
+                    process.wait()
+        return self.notes
+
+    def living(self):
+        return [pid for server in ("first", "second") for pid in self.servers.workers(server) if processes.running(pid)]
+
+    def judge(self):
+        status, output, errors = self.program.returncode, self.text("out"), self.text("err")
+        if status == 0 and output == RIGHT:
+            return
+        killed = self.struck and self.victim == "client" and status in (-signal.SIGKILL, 128 + signal.SIGKILL) and RIGHT.startswith(output)
+        if not killed and not (self.struck and self.due() and is_clear_error(status, output, errors, RIGHT)):
+            self.notes.append(f"WRONG: status {status}, output {output[-200:]!r}, errors {errors[-500:]!r}")
+
+    def until_clean(self):
+        try:
+            self.until(lambda: not self.servers.left() and not self.living(), "nothing", CLEAN)
+        except TimeoutError:
+            self.notes.append(f"LEFT: {self.servers.left()}, workers {self.living()}")
+
+
+def parse_arguments(about, cases):
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", default=os.path.join(ROOT, "build", "release"), type=os.path.realpath)
+    parser.add_argument("--program-folder", metavar="FOLDER", help="of the end-to-end programs; else of the build")
+    parser.add_argument("--case", action="append", choices=cases)
+    parser.add_argument("--runs", type=int, default=1, help="of each case")
+    parser.add_argument("--seed", type=seed, default=0, help="`commit`: the checked-out commit's")
+    parser.add_argument("--within", type=float, default=float("inf"), metavar="SECONDS", help="start no run later")
+    parser.add_argument("--keep", action="store_true", help="keep the folder")
+    return parser.parse_args()
+
+
+def one(kind, case, number, options, programs):
+    """Its lines of what is wrong, and whether somebody was struck. Each run has servers of its own."""
+    folder, servers = tempfile.mkdtemp(prefix="gpupool-aimed-"), None
+    try:
+        servers = TwoServers(options.build, folder)
+        run = kind(case, number, servers, programs)
+        notes = run.execute()
+        if notes:
+            notes.append(servers.logs())
+        return notes, run.struck
+    except Broken as broken:
+        return [f"POOL: {broken}"], False
+    finally:
+        if servers:
+            servers.end()
+        if not options.keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def run_all(kind, cases, options, what, again):
+    """The exit status. options: build, program_folder, runs, seed, within, keep."""
+    programs = options.program_folder or os.path.join(options.build, "programs")
+    if not os.access(os.path.join(programs, PROGRAM), os.X_OK):
+        print(f"skipped: no programs in {programs} (they are built where there is nvcc)")
+        return 77
+    pace.start()
+    began, runs, struck, failed = time.monotonic(), 0, 0, 0
+    for number in range(options.seed, options.seed + options.runs):
+        for case in cases:
+            if time.monotonic() - began > options.within:
+                break
+            at = time.monotonic()
+            notes, hit = one(kind, case, number, options, programs)
+            runs, struck, failed = runs + 1, struck + hit, failed + bool(notes)
+            print(f"{'FAILED' if notes else 'struck' if hit else 'missed'}  {time.monotonic() - at:5.1f} s  {case}", flush=True)
+            for line in notes:
+                print(f"  {line}")
+            if notes:
+                print(f"  again: {again} --case {case} --seed {number}")
+    print(f"{runs} {what}, somebody struck in {struck}, {failed} failed")
+    if struck * 2 < runs:
+        print("FAILED: hardly anybody was struck: nothing was tested")
+    return 1 if failed or struck * 2 < runs else 0
