@@ -81,9 +81,15 @@ ROWS = {
         "artefact": "bin/worker_rebuild_test", "red": "pinned 0"},
     "host-pages": {
         "off": "another worker of the server takes the session's own words and staging memory over",
-        "changes": [("server/worker/rebuild.cpp", "  pages.words = transport::SharedMemory::adopt(first[0].release(), schema::kWordsBytes);\n"
-                     "  pages.staging = transport::SharedMemory::adopt(first[1].release(), staging);\n", "  (void)staging;\n")],
+        "changes": [("server/worker/rebuild.cpp", "    pages->words = transport::SharedMemory::adopt(came[0].release(), schema::kWordsBytes);\n"
+                     "    pages->staging = transport::SharedMemory::adopt(came[1].release(), staging);\n", "    (void)staging;\n")],
         "artefact": "bin/worker_rebuild_test", "red": "words 0; staging 0"},
+    "ahead": {
+        "off": "what has gone ahead of a move stays in the record until the move is over",
+        "changes": [("server/worker/record.h", "bool hasGone(const Node& node) const { return node.position <= gone_; }",
+                     "bool hasGone(const Node& node) const { return node.position == 0; }")],
+        "sources": ["server/worker/record.cpp"],
+        "artefact": "bin/worker_books_test", "cases": "'record: what has gone ahead*'", "red": "what has gone ahead"},
     "digests": {
         "off": "tests of moves compare digests of all contents",
         "changes": [("server/worker/rebuild.cpp", "  if (theirs.size() == 0) return \"\";\n  Contents contents;", "  return \"\";\n  Contents contents;")],
