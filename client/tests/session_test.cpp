@@ -139,15 +139,20 @@ TEST_CASE("a worker's refusal is read though it has closed the connection before
 }
 
 TEST_CASE("a greeting that comes to nothing leaves no address reserved") {
-  const schema::AddressSpace& space = schema::kSpaces[0];
-  const size_t device = space.windowBytes * schema::kMaxDevices;
   const auto isFree = [](uint64_t address, size_t bytes) {
     return reserveAt(address, bytes) && munmap(reinterpret_cast<void*>(address), bytes) == 0;
   };
-  REQUIRE(isFree(space.deviceBase, device));
+  const auto all = [](const schema::AddressSpace& space) { return space.windowBytes * schema::kMaxDevices; };
   schema::WorkerHello hello;
   hello.protocol = schema::kProtocolVersion;
   hello.status = CUDA_SUCCESS;
+  // Under ThreadSanitizer only the last one is there.
+  while (hello.space + 1 < schema::kMaxSpaces &&
+         !isFree(schema::kSpaces[hello.space].deviceBase, all(schema::kSpaces[hello.space])))
+    ++hello.space;
+  const schema::AddressSpace& space = schema::kSpaces[hello.space];
+  const size_t device = all(space);
+  REQUIRE(isFree(space.deviceBase, device));
   SessionSeam client(std::make_unique<LateWorker>(Channel::call, joined(hello)));
   const bool taken = GENERATE(true, false);
   constexpr size_t kPage = 4096;
