@@ -11,9 +11,8 @@
 //   new worker -> old worker   its answer; one block: the names of the code images that it lacks
 //   old worker -> new worker   these images, in that order
 //   both:
-//   new worker -> old worker   of the same server: 4 bytes without a meaning; its answer, when it has served
-//   the
-//                              recorded calls again
+//   new worker -> old worker   of the same server: 4 bytes, which say nothing; its answer, when it has served
+//                              the recorded calls again
 //
 // Where the device has no room for them beside the old worker's memory the new one serves the rest later.
 // Nothing goes ahead of what goes into a file. Then, while everything stands still:

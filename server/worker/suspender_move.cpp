@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::chrono::seconds kOtherEnds{30};
 constexpr std::chrono::seconds kNextBegins{60};  // with its first context
-constexpr int kMostAhead = 3;                    // times; what has been made meanwhile is less each time
+constexpr int kRoundsAhead = 3;                  // of records; what has been made meanwhile is less each time
 
 // And takes it.
 uint64_t bytesInStock(Space& space) {
@@ -43,7 +43,7 @@ std::string Suspender::goAhead(int state, bool stream) {
   const auto began = Clock::now();
   std::string why;
   size_t entries = 1;
-  for (int i = 0; i < kMostAhead && entries != 0 && why.empty(); ++i)
+  for (int i = 0; i < kRoundsAhead && entries != 0 && why.empty(); ++i)
     why = sendAhead(session_, socket, stream, entries);
   GPUPOOL_INFO("%zu calls of the session went ahead, in %u ms", session_.record().ahead(),
                millisecondsSince(began));

@@ -25,10 +25,11 @@ class Missed(Exception):
     """The phase was over before it was seen."""
 
 
-class AimedRun:
+class AimedRun(processes.Stops):
     transport = "ucx"
 
     def __init__(self, case, number, servers, programs):
+        super().__init__()
         self.case, self.servers, self.programs = case, servers, programs
         self.phase, self.victim = case.split("-")
         self.delay = random.Random(f"{case} {number}").choice((0.0, 0.01, 0.1))
@@ -36,7 +37,7 @@ class AimedRun:
         self.end = os.path.join(self.folder, "end")
         self.program = self.order = None
         self.client = self.old = 0
-        self.lease, self.stopped, self.struck, self.notes = "", [], False, []
+        self.lease, self.struck, self.notes = "", False, []
 
     # --- a subclass's ---
 
@@ -78,15 +79,6 @@ class AimedRun:
 
     def text(self, name):
         return processes.read(os.path.join(self.folder, name)).decode(errors="replace")
-
-    def stop(self, pid):
-        processes.send(pid, signal.SIGSTOP)
-        self.stopped.append(pid)
-
-    def go_on(self):
-        for pid in self.stopped:
-            processes.send(pid, signal.SIGCONT)
-        self.stopped = []
 
     def find(self):
         if self.victim == "holder":

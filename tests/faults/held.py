@@ -60,14 +60,15 @@ class Ended(Exception):
     """The order or the program ended before the moment came."""
 
 
-class Run:
+class Run(processes.Stops):
     def __init__(self, plan, pool, options):
+        super().__init__()
         self.plan, self.pool, self.options, self.reaper = plan, pool, options, pool.reaper
         pace.start()
         self.outcome = Outcome(plan)
         self.folder = os.path.join(pool.folder, "held")
         self.name = f"held-{plan.seed}"
-        self.order, self.clients, self.lease, self.stopped = None, [], "", []
+        self.order, self.clients, self.lease = None, [], ""
         self.since = {}  # pid: when it started
 
     # --- steps ---
@@ -148,16 +149,6 @@ class Run:
 
     # --- the moments ---
 
-    def stop(self, pids):
-        for pid in pids:
-            processes.send(pid, signal.SIGSTOP)
-            self.stopped.append(pid)
-
-    def go_on(self):
-        for pid in self.stopped:
-            processes.send(pid, signal.SIGCONT)
-        self.stopped = []
-
     def hold(self):
         self.give("checkpoint", "--hold", "--drain", "20s", self.lease, self.name)
 
@@ -182,7 +173,7 @@ class Run:
         getattr(self, "until_" + moment)()
 
     def until_drain(self):
-        self.stop(self.clients)
+        self.stop(*self.clients)
         self.hold()
         self.until(lambda: self.written() >= 0, "a file", ended=True)
 
@@ -193,7 +184,7 @@ class Run:
     def until_whole(self):
         self.hold()
         self.until(lambda: self.written() > 0, "contents", ended=True)
-        self.stop([self.pool.roles()["manager"]])
+        self.stop(self.pool.roles()["manager"])
         self.until(self.published, "the checkpoint", ended=True)
         if self.plan.victim != "worker":
             self.until(self.have_left, "the workers' ends")
@@ -204,7 +195,7 @@ class Run:
 
     def until_placed(self):
         self.held()
-        self.stop([self.pool.roles()["server"]])
+        self.stop(self.pool.roles()["server"])
         self.restore()
         self.until(lambda: self.state() == "granting", "its placement", ended=True)
 
@@ -215,7 +206,7 @@ class Run:
 
     def until_rebuilt(self):
         self.held()
-        self.stop(self.clients)
+        self.stop(*self.clients)
         self.restore()
         self.until(lambda: self.said(f"lease {self.lease}: restored"), "the sessions")
 

@@ -109,6 +109,23 @@ def resident_kib(pid):
     return 0
 
 
+class Stops:
+    """Of a run that stops processes, and has all of them go on again."""
+
+    def __init__(self):
+        self.stopped = []
+
+    def stop(self, *pids):
+        for pid in pids:
+            send(pid, signal.SIGSTOP)
+            self.stopped.append(pid)
+
+    def go_on(self):
+        for pid in self.stopped:
+            send(pid, signal.SIGCONT)
+        self.stopped = []
+
+
 def send(pid, number):
     """False: it is gone. 0, of one that was not found, would be this process and all of its group."""
     try:
