@@ -22,6 +22,23 @@ struct StoredServer @0x84f043d4673169a0 {
   workerInterface @5 :UInt32; # server/worker_interface.h: sessions of workers of another one end
   aside @6 :List(StoredAside); # likewise leases; not among those above
   copier @7 :StoredCopier;    # null: there is none, or it ends with the server
+  sharing @8 :StoredSharing;
+}
+# What holds for all that sessions share here, in whatever life of this server.
+struct StoredSharing @0xc0b6e2d94f7a1835 {
+  server @0 :Id128;           # ShareKey.server
+  seal @1 :Data;              # the key of ShareAnswer.receipt
+  life @2 :UInt32;            # the number of this life
+}
+# A piece of memory that a session shares with others, as its receipt has it.
+struct SharedPiece @0xa3f4d1c7e9205b86 {
+  session @0 :UInt64;         # its owner's number (ShareAnswer.session)
+  piece @1 :UInt64;           # as in ShareOffer, and so are the next two
+  place @2 :UInt32;
+  bytes @3 :UInt64;
+  lease @4 :Id128;            # its owner's, and the epoch of that one's placement
+  deviceEpoch @5 :UInt64;
+  device @6 :Data;            # its uuid; empty: it is host memory
 }
 # A lease whose memory the copier has, or that is on its way there or back.
 struct StoredAside @0x92ac28e9b1c2fd58 {
@@ -60,6 +77,7 @@ struct StoredSession @0xc3be03a9e1f2d7a4 {
   command @4 :Text;
   transport @5 :Text;
   rowsHash @6 :UInt64;
+  number @7 :UInt64;          # by which others that share with it know it (ShareAnswer.session)
 }
 
 # One lease in the manager's store (key "lease/<id>"). Not the wire's Lease: it may lie on more than one server. What a

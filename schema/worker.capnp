@@ -132,6 +132,7 @@ struct ReadoptReport @0xd4a4c2c9b07a1f35 {
   suspended @2 :SuspendReport;      # null: the session has its memory on its devices
   changing @3 :Bool;                # an order to suspend or to resume it is under way, and `suspended` says nothing: what
                                     # comes of it is told as ever
+  shares @4 :UInt32;                # so many reports `share.again` follow
 }
 struct SessionCounts @0xb1c63f7a90d2e845 {              # of this worker alone, from the session's start or arrival
   calls @0 :UInt64;                 # frames that were admitted
@@ -184,7 +185,17 @@ struct ShareReport @0xb58992333637339a {
     endPiece @3 :UInt64;              # has ended in this session, and what it has taken for it is given back
     open @4 :ShareKey;
     close @5 :UInt64;                 # ShareAnswer.opening
+    again @6 :SharedAgain;            # behind `readopted`, so many as that says. With a piece comes its descriptor
   }
+}
+# What the session shares, said to the next life of the server that it had it from.
+struct SharedAgain @0xe7c1f0a85b3d9264 {
+  receipt @0 :Data;                   # ShareAnswer.receipt, of a piece or of an opening; empty with an offer
+  opening @1 :UInt64;                 # 0: it is a piece of this session's own, or an offer
+  key @2 :ShareKey;                   # of an offer, as of the three below
+  piece @3 :UInt64;
+  offset @4 :UInt64;
+  length @5 :UInt64;
 }
 struct ShareOffer @0x911c7c30ad5536cd {
   piece @0 :UInt64;                   # the worker's own number of it, from 1
@@ -212,6 +223,8 @@ struct ShareAnswer @0x92e334276c39bc9a {
   offer @4 :ShareOffer;               # likewise; piece: nothing
   session @5 :UInt64;                 # the asking session's number (WorkerOrder.gone)
   otherDevice @6 :Bool;               # with `elsewhere`: it is the tenant's, but on a device that this lease does not have
+  receipt @7 :Data;                   # of the piece, of which something was offered or opened: what the server's next life
+                                      # has to know of it, under this one's seal (SharedPiece in schema/store.capnp)
 }
 struct DeviceLost @0xc9fc4505aaa8d037 {
   ordinal @0 :UInt32;               # the driver's

@@ -90,6 +90,8 @@ ShareAnswer readShare(schema::ShareAnswer::Reader from) {
   const auto part = from.getOffer();
   answer.offer = {0, part.getPlace(), part.getBytes(), part.getOffset(), part.getLength()};
   answer.session = from.getSession();
+  const auto receipt = std::as_bytes(std::span(from.getReceipt().begin(), from.getReceipt().size()));
+  answer.receipt.assign(receipt.begin(), receipt.end());
   return answer;
 }
 

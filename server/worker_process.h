@@ -137,11 +137,16 @@ struct ShareOffer {
   uint32_t place = 0;
   uint64_t bytes = 0, offset = 0, length = 0;
 };
+// A descriptor that several reports may need, closed behind the last of them; empty: there is none.
+using KeptDescriptor = std::shared_ptr<const int>;
 struct ShareReport {
-  enum class What { offer, endOffer, endPiece, open, close } what = What::offer;
-  ShareOffer offer;     // of offer
-  ShareKey key;         // of endOffer and open
-  uint64_t number = 0;  // of endPiece and close
+  enum class What { offer, endOffer, endPiece, open, close, again } what = What::offer;
+  // Of offer; endPiece: what the session had taken for it; again, of an offer: what SharedAgain has of that.
+  ShareOffer offer;
+  ShareKey key;                         // of endOffer and open; again, of an offer
+  uint64_t number = 0;                  // of endPiece and close; again, of an opening
+  std::vector<std::byte> receipt = {};  // of again
+  KeptDescriptor descriptor = {};       // of again, of a piece
 };
 struct ShareAnswer {
   // But for the last two, as schema::ShareError.
@@ -159,6 +164,7 @@ struct ShareAnswer {
   ShareOffer offer;
   uint64_t session = 0;
   int descriptor = -1;  // of what was opened; the receiver's to close
+  std::vector<std::byte> receipt = {};
 };
 
 // What became of an order to suspend or resume: schema::SuspendReport.
@@ -226,7 +232,7 @@ struct WorkerOrders {
   // The session of that number, which shared events with this one, has ended.
   std::function<void(uint64_t session)> gone = nullptr;
   // The server is gone: "" if the session can go on without one for a while, or why not, for people. May take
-  // seconds. Not set: it can.
+  // seconds. Not set: it can. What it shares is not its matter (WorkerProcess::share).
   std::function<std::string()> stays = nullptr;
 };
 
@@ -278,7 +284,8 @@ class WorkerProcess {
   // had.
   void inheritMemory(uint32_t place, uint64_t bytes);
   void disinheritMemory(uint32_t place, uint64_t bytes);
-  // Likewise, what the session offers and opens: an offer's descriptor stays the caller's.
+  // Likewise, what the session offers and opens: an offer's descriptor stays the caller's. A duplicate of it
+  // is kept for as long as the piece, and the server's receipts, for that one's next life.
   ShareAnswer share(const ShareReport& said, int descriptor = -1);
   // What ends needs no answer, and is not waited for.
   void tellShare(const ShareReport& said);
@@ -358,6 +365,10 @@ class WorkerProcess {
                  int flags) const;
   void tellShares();
   void hearShare(uint64_t ticket, const ShareAnswer& answer);
+  // Under memoryMutex_, as what they note.
+  void noteShared(const ShareReport& said, const ShareAnswer& answer, const KeptDescriptor& descriptor);
+  void noteEnd(const ShareReport& said);
+  std::deque<ShareReport> sharesAgain() const;
 
   mutable std::mutex controlMutex_;
   std::shared_ptr<const Control> control_;  // under controlMutex_
@@ -386,11 +397,17 @@ class WorkerProcess {
   uint64_t generation_ = 0;             // of servers
   bool away_ = false;                   // there is none now
   struct ShareAsked {
+    ShareReport said;
+    KeptDescriptor descriptor;  // of an offer
     bool abandoned = false;
     std::optional<ShareAnswer> answer;
   };
   std::map<uint64_t, ShareAsked> shareAsked_;  // by ticket
   std::deque<ShareReport> untold_;             // what the server has not taken yet
+  // What the session shares: reports `again`, of pieces and openings by their number, of offers by their key.
+  std::map<uint64_t, ShareReport> sharedPieces_, sharedOpenings_;
+  std::map<Id, ShareReport> sharedOffers_;
+  bool withoutReceipt_ = false;  // a server gave none: of an earlier version
   std::atomic<bool> hasUntold_{false};
 
   // Of the session, for a server that comes later; set before watchServer.

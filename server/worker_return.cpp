@@ -25,8 +25,12 @@ constexpr size_t kMostOrder = 4096;  // bytes of what comes to a door
 
 std::string WorkerProcess::beginAway() {
   if (door_ < 0) return kServerDiedText;
-  if (const std::string why = orders_.stays ? orders_.stays() : ""; !why.empty())
-    return std::string(kServerDiedText) + ", and its session does not outlive it: " + why;
+  std::string why = orders_.stays ? orders_.stays() : "";
+  {
+    std::lock_guard lock(memoryMutex_);
+    if (withoutReceipt_) why = "it shares memory or events with other processes";
+  }
+  if (!why.empty()) return std::string(kServerDiedText) + ", and its session does not outlive it: " + why;
   GPUPOOL_WARNING("the server died; the session goes on, and waits for the next one for %lld ms",
                   static_cast<long long>(awayBound_.count()));
   awayUntil_ = std::chrono::steady_clock::now() + awayBound_;
@@ -76,15 +80,18 @@ bool WorkerProcess::comeBack(int socket) {
   bool changing = false;
   {
     std::lock_guard lock(memoryMutex_);
+    untold_ = sharesAgain();  // and nothing of what the server that has died kept
     if (!sendReadopted(socket, changing)) return false;
-    owed_.clear();    // it was not said to be the session's
-    untold_.clear();  // of what the server that has died kept
+    owed_.clear();  // it was not said to be the session's
     std::erase_if(asked_, [](const auto& one) { return one.second.abandoned; });
     std::erase_if(shareAsked_, [](const auto& one) { return one.second.abandoned; });
-    std::lock_guard control(controlMutex_);
-    control_ = std::make_shared<const Control>(socket);
     away_ = false;
     ++generation_;
+    {
+      std::lock_guard control(controlMutex_);
+      control_ = std::make_shared<const Control>(socket);
+    }
+    tellShares();
   }
   answered_.notify_all();
   GPUPOOL_INFO("the session goes on under the server's next life");
@@ -103,6 +110,7 @@ bool WorkerProcess::sendReadopted(int socket, bool& changing) const {
     const auto found = taken_.find(place);
     taken.set(place, found == taken_.end() ? 0 : found->second);
   }
+  readopted.setShares(static_cast<uint32_t>(untold_.size()));
   auto counts = readopted.initCounts();
   {
     std::lock_guard lock(saidMutex_);

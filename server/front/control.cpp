@@ -33,7 +33,10 @@ kj::Promise<void> Control::revoke(RevokeContext context) {
   const Id id = schema::read(context.getParams().getId());
   const std::string reason = context.getParams().getReason();
   context.releaseParams();
-  if (!leases_.close(id)) return hooks_.earlierGone(id).then([this, id] { hooks_.gone(id); });  // idempotent
+  if (!leases_.close(id))  // idempotent; of an earlier life others may have memory still
+    return hooks_.earlierGone(id).then([this, id] { return sessions_.givenBack(id); }).then([this, id] {
+      hooks_.gone(id);
+    });
   if (const auto ending = ending_.find(id); ending != ending_.end()) return ending->second.addBranch();
   GPUPOOL_INFO("lease %s revoked: %s", id.text().c_str(), reason.c_str());
   // Kept by this server, not by the call: a manager that goes away meanwhile must not leave the lease half

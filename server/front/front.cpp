@@ -119,6 +119,10 @@ void Front::claim(Inventory& found) {
   const std::string identity = options_.identity();
   state_ = std::make_unique<StateFile>(identity + ".state", bootId_);
   ServerState stored = state_->read();
+  sharing_ = stored.sharing ? std::move(*stored.sharing) : newSharing();
+  ++sharing_.life;
+  for (const StoredWorker& worker : stored.workers)
+    if (worker.session) storedNumbers_.push_back(worker.session->number);
   DeviceClaims::Settings settings;
   settings.lockFolder = options_.deviceLocks;
   settings.me = {options_.name, identity, getpid(), processStartTicks(getpid())};
@@ -155,6 +159,7 @@ void Front::store() {
   else if (!stopping_ && options_.restartTime.count() != 0)
     state.leases = leases_->readoptable();
   state.copier = readopted_ ? copier_->stored() : storedCopier_;
+  state.sharing = sharing_;
   state_->write(state);
 }
 
@@ -200,6 +205,7 @@ void Front::run(Inventory found) {
   sessions_ = kj::heap<SessionTable>(
       timer_, SessionTable::Bounds{.stop = duration(options_.stopTime)},
       [this](uint32_t ordinal, const std::string& error) { deviceLost(ordinal, error); });
+  sessions_->share(sharing_);
   sessions_->onChange([this] { store(); });
   leases_->onChange([this] { store(); });
   sessions_->onHostMemory([](uint64_t bytes) { return hostHasRoom(bytes); });
@@ -227,7 +233,8 @@ kj::Promise<void> Front::readopt() {
     if (const auto readopted = copier_->stored()) settings.copier = readopted->pid;
     readoption_ = kj::heap<Readoption>(io_.unixEventPort, timer_, *leases_, *sessions_, *claims_,
                                        Doors(options_.doors()), settings);
-    return readoption_->run(options_.restartTime.count() != 0 ? storedLeases_ : std::vector<StoredGrant>{});
+    return readoption_->run(options_.restartTime.count() != 0 ? storedLeases_ : std::vector<StoredGrant>{},
+                            std::move(storedNumbers_));
   });
   return sessions.then([this] {
     readopted_ = true;

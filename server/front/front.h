@@ -127,6 +127,8 @@ class Front final : private kj::TaskSet::ErrorHandler {
   std::vector<NotedHold> storedHolds_;
   std::vector<StoredGrant> storedLeases_;     // of the earlier life
   std::optional<StoredCopier> storedCopier_;  // likewise
+  std::vector<uint64_t> storedNumbers_;       // likewise: of its sessions
+  StoredSharing sharing_;
   kj::Own<DeviceClaims> claims_;
   std::unique_ptr<fabric::Watch> fabric_;
   std::unique_ptr<health::Watch> health_;

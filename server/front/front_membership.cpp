@@ -62,8 +62,8 @@ Membership::Facts Front::facts() {
   facts.protection = [this] { return keeper_->say(); };
   facts.lent = [this] {
     std::map<Id, std::string> lent;
-    for (const Id& lease : sessions_->lenders())
-      if (leases_->contains(lease) && leases_->admissible(lease) == nullptr)
+    for (const auto& [lease, epoch] : sessions_->lenders())
+      if (leases_->admissible(lease) == nullptr)  // also one that ended in an earlier life of this server
         lent[lease] = sessions_->borrowers(lease);
     return lent;
   };
@@ -138,7 +138,10 @@ void Front::describe(schema::Manager::JoinParams::Builder join) {
   schema::write(walls_.missing, info.initMissingWalls(static_cast<unsigned>(walls_.missing.size())));
   schema::write(claims_->leftOut(), info.initLeftOut(static_cast<unsigned>(claims_->leftOut().size())));
 
-  const auto readopted = leases_->readopted();
+  // A lease that has ended, but of which others have memory, is not over here either.
+  auto readopted = leases_->readopted();
+  for (const auto& [lease, epoch] : sessions_->lenders())
+    if (!leases_->contains(lease)) readopted.emplace_back(lease, epoch);
   auto adopted = join.initReadopted(static_cast<unsigned>(readopted.size()));
   for (unsigned i = 0; i < adopted.size(); ++i) {
     schema::write(readopted[i].first, adopted[i].initId());

@@ -35,6 +35,14 @@ Offers::Refusal Offers::offer(const Asker& owner, const Part& part, kj::AutoClos
   return Refusal::none;
 }
 
+SharedPiece Offers::pieceOf(const Token& token) const {
+  const auto offer = offers_.find(token.key);
+  if (offer == offers_.end()) return {};
+  const Piece& piece = pieces_.at(offer->second.piece);
+  return {piece.account,     piece.session,     piece.whole.piece,
+          piece.whole.place, piece.whole.bytes, piece.device};
+}
+
 void Offers::endOffer(uint64_t session, const Token& token) {
   const auto offer = offers_.find(token.key);
   if (offer == offers_.end() || token.server != server_) return;
@@ -144,12 +152,71 @@ std::set<uint64_t> Offers::borrowers(const Id& lease, uint64_t deviceEpoch) cons
   return all;
 }
 
-std::set<Id> Offers::lenders() const {
-  std::set<Id> all;
+std::set<Offers::AccountName> Offers::lenders() const {
+  std::set<AccountName> all;
   for (const auto& [number, piece] : pieces_)
     for (const auto& [opening, opener] : piece.openings)
-      if (piece.lends(opener)) all.insert(piece.account.first);
+      if (piece.lends(opener)) all.insert(piece.account);
   return all;
+}
+
+// ---- of an earlier life ----
+
+// Pieces first, then what stands on them, whatever the order in which sessions came.
+std::vector<Offers::Charge> Offers::restore(std::vector<Earlier> all) {
+  std::vector<Charge> charges;
+  for (Earlier& one : all)
+    for (auto& [piece, descriptor] : one.pieces)
+      if (piece.session == one.session && piece.account == one.account)
+        restorePiece(piece, kj::mv(descriptor));
+  Orphans orphans;
+  for (const Earlier& one : all) {
+    for (const Earlier::Offered& offered : one.offers) restoreOffer(one.session, offered);
+    for (const auto& [opening, piece] : one.openings)
+      if (auto charge = restoreOpening(one, opening, piece, orphans)) charges.push_back(*charge);
+  }
+  return charges;
+}
+
+void Offers::restorePiece(const SharedPiece& piece, kj::AutoCloseFd descriptor) {
+  if (pieces_.size() >= mostPieces_) return;
+  if (!known_.emplace(std::pair(piece.session, piece.piece), nextPiece_).second) return;
+  const Part whole{piece.piece, piece.place, piece.bytes, 0, piece.bytes};
+  pieces_.emplace(nextPiece_++,
+                  Piece{piece.account, piece.session, whole, piece.device, kj::mv(descriptor), {}, {}, {}});
+}
+
+void Offers::restoreOffer(uint64_t session, const Earlier::Offered& offered) {
+  const auto piece = find(session, offered.piece);
+  if (piece == pieces_.end() || offersOf_[session] >= kMostOffers) return;
+  Part part = piece->second.whole;
+  part.offset = offered.offset;
+  part.length = offered.length;
+  if (!offers_.emplace(offered.key, Offer{piece->first, part}).second) return;
+  piece->second.offers.insert(offered.key);
+  ++offersOf_[session];
+}
+
+std::optional<Offers::Charge> Offers::restoreOpening(const Earlier& who, uint64_t opening,
+                                                     const SharedPiece& of, Orphans& orphans) {
+  if (of.session == who.session || openingsOf_[who.session] >= kMostOffers) return std::nullopt;
+  std::optional<Charge> charge;
+  auto piece = find(of.session, of.piece);
+  if (piece == pieces_.end()) {
+    const auto [orphan, fresh] = orphans.emplace(std::pair(of.session, of.piece), nextPiece_);
+    if (fresh) {
+      if (pieces_.size() >= mostPieces_) return orphans.erase(orphan), std::nullopt;
+      const Part whole{of.piece, of.place, of.bytes, 0, of.bytes};
+      pieces_.emplace(nextPiece_++, Piece{of.account, 0, whole, of.device, kj::AutoCloseFd(), {}, {}, {}});
+      charge = Charge{of.account, 0, kHeir | orphan->second, of.place, of.bytes};
+    }
+    piece = pieces_.find(orphan->second);
+  }
+  if (!openings_.emplace(std::pair(who.session, opening), piece->first).second) return charge;
+  piece->second.openings.emplace(std::pair(who.session, opening), who.account.first);
+  ++openingsOf_[who.session];
+  nextOpening_ = std::max(nextOpening_, opening + 1);
+  return charge;
 }
 
 }  // namespace gpupool::server

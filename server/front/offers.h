@@ -22,12 +22,13 @@
 #include <vector>
 
 #include "schema/id.h"
+#include "server/front/share_receipts.h"
 
 namespace gpupool::server {
 
 class Offers {
  public:
-  using AccountName = std::pair<Id, uint64_t>;          // as SessionTable's
+  using AccountName = SharedPiece::AccountName;
   static constexpr size_t kMostOffers = 16384;          // of one session; so many openings, too
   static constexpr uint64_t kHeir = uint64_t{1} << 63;  // no session has a number that large
 
@@ -63,6 +64,19 @@ class Offers {
     int descriptor = -1;  // stays this table's
   };
 
+  // What a session that was readopted had in an earlier life of this server (server/front/readoption.h).
+  struct Earlier {
+    AccountName account;
+    uint64_t session = 0;
+    std::vector<std::pair<SharedPiece, kj::AutoCloseFd>> pieces;  // its own
+    struct Offered {
+      Id key;
+      uint64_t piece = 0, offset = 0, length = 0;
+    };
+    std::vector<Offered> offers;
+    std::vector<std::pair<uint64_t, SharedPiece>> openings;  // by number
+  };
+
   // mostPieces: of all sessions together; each has a descriptor.
   explicit Offers(size_t mostPieces, Id server = Id::random()) : server_(server), mostPieces_(mostPieces) {}
 
@@ -75,6 +89,11 @@ class Offers {
   Refusal open(const Asker& asker, const Token& token, const MayShare& mayShare, Opened& opened);
   // A charge: it was the last one of a piece that has ended.
   std::optional<Charge> close(uint64_t session, uint64_t opening);
+  // Of something that is offered: its piece.
+  SharedPiece pieceOf(const Token& token) const;
+  // All that is still shared of an earlier life's. What no owner names has none any more, and so gets an
+  // heir: that is what the charges say, from nobody.
+  std::vector<Charge> restore(std::vector<Earlier> all);
   // The session has ended. In the order in which they count.
   std::vector<Charge> leave(uint64_t session);
   // The sessions that have parts of pieces in that place in common with this one, in either direction.
@@ -82,8 +101,8 @@ class Offers {
   // The sessions of other leases that have device memory of this one. deviceEpoch: of its placement of that
   // epoch; 0: of any.
   std::set<uint64_t> borrowers(const Id& lease, uint64_t deviceEpoch = 0) const;
-  // The leases of which there are some.
-  std::set<Id> lenders() const;
+  // The leases of which there are some, by placement.
+  std::set<AccountName> lenders() const;
 
   const Id& server() const { return server_; }
   size_t pieces() const { return pieces_.size(); }
@@ -109,6 +128,11 @@ class Offers {
   };
   std::map<uint64_t, Piece>::iterator find(uint64_t session, uint64_t piece);
   Charge end(std::map<uint64_t, Piece>::iterator piece);
+  void restorePiece(const SharedPiece& piece, kj::AutoCloseFd descriptor);
+  void restoreOffer(uint64_t session, const Earlier::Offered& offered);
+  using Orphans = std::map<std::pair<uint64_t, uint64_t>, uint64_t>;  // session and its number -> piece
+  std::optional<Charge> restoreOpening(const Earlier& who, uint64_t opening, const SharedPiece& of,
+                                       Orphans& orphans);
 
   Id server_;
   size_t mostPieces_;

@@ -42,6 +42,7 @@ struct Readoption::Answer {
   uint64_t rowsHash = 0;
   std::vector<uint64_t> taken;
   SessionCounts counts;
+  uint32_t shares = 0;
   bool changing = false;
   Outcome state;  // unless it is changing
   kj::AutoCloseFd client;
@@ -58,7 +59,7 @@ Readoption::Readoption(kj::UnixEventPort& port, kj::Timer& timer, LeaseTable& le
       doors_(std::move(doors)),
       settings_(settings) {}
 
-kj::Promise<void> Readoption::run(const std::vector<StoredGrant>& leases) {
+kj::Promise<void> Readoption::run(const std::vector<StoredGrant>& leases, std::vector<uint64_t> sessions) {
   const auto workers = claims_.spared();
   adoptLeases(leases, workers);
   std::set<pid_t> known;
@@ -69,7 +70,9 @@ kj::Promise<void> Readoption::run(const std::vector<StoredGrant>& leases) {
     asked.add(adopt(worker));
   }
   doors_.sweep(known);
-  return kj::joinPromises(asked.releaseAsArray());
+  return kj::joinPromises(asked.releaseAsArray()).then([this, sessions = std::move(sessions)]() mutable {
+    return sessions_.restoreShares(settings_.bound, std::move(sessions));
+  });
 }
 
 void Readoption::adoptLeases(const std::vector<StoredGrant>& leases,
@@ -156,6 +159,7 @@ kj::Promise<kj::Own<Readoption::Answer>> Readoption::hear(kj::Own<kj::UnixEventP
     const auto counts = readopted.getCounts();
     answer->counts = {counts.getCalls(), counts.getAwaited(), counts.getToDeviceBytes(),
                       counts.getFromDeviceBytes()};
+    answer->shares = readopted.getShares();
     answer->changing = readopted.getChanging();
     if (readopted.hasSuspended()) answer->state = readState(readopted.getSuspended());
     answer->socket = kj::mv(ours);
@@ -195,7 +199,8 @@ void Readoption::take(const StoredWorker& worker, Answer& answer) {
     auto child = kj::heap<WorkerChild>(
         port_, *settings_.parent, WorkerParent::Process{worker.pid, kj::mv(*process)}, kj::mv(answer.socket));
     child->outlive(doors_.nameOf(worker.pid));
-    SessionTable::Earlier earlier{answer.taken, answer.counts, std::nullopt};
+    SessionTable::Earlier earlier{worker.session->number, answer.taken, answer.counts, answer.shares,
+                                  std::nullopt};
     if (!answer.changing) earlier.state = answer.state;
     uint64_t& epoch = lease->sessionEpochs[facts.session];
     epoch = std::max(epoch, facts.epoch);

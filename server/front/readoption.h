@@ -34,8 +34,9 @@ class Readoption {
              DeviceClaims& claims, Doors doors, Settings settings);
   KJ_DISALLOW_COPY(Readoption);
 
-  // Before anything is granted here, or begins. Resolves when all of it is decided.
-  kj::Promise<void> run(const std::vector<StoredGrant>& leases);
+  // Before anything is granted here, or begins. Resolves when all of it is decided. sessions: the numbers of
+  // all sessions that were noted, also of those that are gone.
+  kj::Promise<void> run(const std::vector<StoredGrant>& leases, std::vector<uint64_t> sessions);
 
  private:
   struct Answer;

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "base/hmac.h"
 #include "base/log.h"
 #include "base/write_all.h"
 #include "schema/convert.h"
@@ -28,7 +29,8 @@ std::optional<StoredSession> readSession(schema::StoredWorker::Reader worker) {
                        from.getClientPid(),
                        schema::text(from.getCommand()),
                        schema::text(from.getTransport()),
-                       from.getRowsHash()};
+                       from.getRowsHash(),
+                       from.getNumber()};
 }
 
 void writeSession(const StoredSession& from, schema::StoredSession::Builder to) {
@@ -39,6 +41,18 @@ void writeSession(const StoredSession& from, schema::StoredSession::Builder to) 
   to.setCommand(from.command);
   to.setTransport(from.transport);
   to.setRowsHash(from.rowsHash);
+  to.setNumber(from.number);
+}
+
+StoredSharing readSharing(schema::StoredSharing::Reader from) {
+  const auto seal = std::as_bytes(std::span(from.getSeal().begin(), from.getSeal().size()));
+  return {schema::read(from.getServer()), {seal.begin(), seal.end()}, from.getLife()};
+}
+
+void writeSharing(const StoredSharing& from, schema::StoredSharing::Builder to) {
+  schema::write(from.server, to.initServer());
+  to.setSeal({reinterpret_cast<const kj::byte*>(from.seal.data()), from.seal.size()});
+  to.setLife(from.life);
 }
 
 StoredGrant readGrant(schema::Lease::Reader from) {
@@ -113,6 +127,12 @@ void writeLeases(const std::vector<StoredGrant>& from, schema::StoredServer::Bui
 
 }  // namespace
 
+StoredSharing newSharing() {
+  StoredSharing sharing{Id::random(), std::vector<std::byte>(std::tuple_size_v<Digest>), 0};
+  randomBytes(sharing.seal);
+  return sharing;
+}
+
 ServerState StateFile::read() {
   // Of a server that was killed while it wrote.
   if (!path_.empty()) unlink((path_ + ".new").c_str());
@@ -130,6 +150,7 @@ ServerState StateFile::read() {
         for (auto lease : stored.getLeases()) state.leases.push_back(readGrant(lease));
       if (ofThisInterface)
         for (auto lease : stored.getAside()) state.leases.push_back(readAside(lease));
+      if (stored.hasSharing()) state.sharing = readSharing(stored.getSharing());
       if (stored.hasCopier())
         state.copier =
             StoredCopier{static_cast<pid_t>(stored.getCopier().getPid()), stored.getCopier().getStartTicks()};
@@ -197,6 +218,7 @@ bool StateFile::replace(const ServerState& state) const {
   }
   root.setWorkerInterface(kWorkerInterface);
   writeLeases(state.leases, root);
+  if (state.sharing) writeSharing(*state.sharing, root.initSharing());
   if (state.copier) {
     auto copier = root.initCopier();
     copier.setPid(static_cast<uint32_t>(state.copier->pid));

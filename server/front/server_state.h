@@ -24,6 +24,7 @@ struct StoredSession {
   uint32_t clientPid = 0;
   std::string command, transport;
   uint64_t rowsHash = 0;
+  uint64_t number = 0;  // by which those that share with it know it
   bool operator==(const StoredSession&) const = default;
 };
 
@@ -71,12 +72,24 @@ struct StoredGrant {
   bool operator==(const StoredGrant&) const = default;
 };
 
+// What holds in all lives of a server for what sessions share (share_receipts.h).
+struct StoredSharing {
+  Id server;                    // Offers::Token.server
+  std::vector<std::byte> seal;  // the key of receipts
+  uint32_t life = 0;            // this one's number: those of its sessions begin with it
+  bool operator==(const StoredSharing&) const = default;
+};
+
+// Of a server without an earlier life.
+StoredSharing newSharing();
+
 struct ServerState {
   std::map<std::string, uint64_t> epochs;  // by uuid
   std::vector<StoredWorker> workers;
   std::vector<NotedHold> holds = {};
   std::vector<StoredGrant> leases = {};
   std::optional<StoredCopier> copier = {};  // with which the next life may go on
+  std::optional<StoredSharing> sharing = {};
   bool operator==(const ServerState&) const = default;
 };
 

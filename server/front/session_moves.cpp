@@ -198,7 +198,7 @@ void SessionTable::takeOver(Session& old, Session& next) {
   old.client = nullptr;
   if (accountOf(old.facts) != accountOf(next.facts)) leaveAccount(accountOf(old.facts), old.number);
   for (const Asked& asked : std::exchange(next.asked, {})) serveMemory(next, asked);
-  for (Shared& shared : std::exchange(next.shared, {})) serveShare(next, kj::mv(shared));
+  if (sharesKnown_) serveShares(next);
   if (!old.worker->gone()) killAfter(old, bounds_.exit, "did not exit after its session had moved");
   changed_();
   heardActivity_();

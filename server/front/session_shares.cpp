@@ -1,6 +1,9 @@
 // SessionTable's part in what sessions share: a worker's offers and openings, and what becomes of them when a
 // session ends.
 #include <capnp/message.h>
+#include <sys/resource.h>
+
+#include <algorithm>
 
 #include "base/log.h"
 #include "schema/convert.h"
@@ -10,6 +13,12 @@ namespace gpupool::server {
 namespace {
 
 constexpr size_t kMostShared = 4096;  // of a worker that waits for its session
+
+// Pieces of memory that sessions share: of the descriptors that this process may have, most are for others.
+size_t mostSharedPieces() {
+  rlimit limit{};
+  return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur / 4 : 0;
+}
 
 Offers::Token read(schema::ShareKey::Reader from) {
   return {schema::read(from.getServer()), schema::read(from.getKey())};
@@ -43,10 +52,18 @@ schema::ShareError errorOf(Offers::Refusal refusal) {
 
 }  // namespace
 
+void SessionTable::share(const StoredSharing& sharing) {
+  offers_ = Offers(mostSharedPieces(), sharing.server);
+  receipts_ = ShareReceipts(sharing.seal);
+  nextNumber_ = uint64_t{sharing.life} << 32 | 1;
+}
+
 void SessionTable::apply(const Offers::Charge& charge) {
   const auto account = accounts_.find(charge.account);
   if (account == accounts_.end() || charge.place == schema::HOST_MEMORY) return;
-  if (charge.to != 0)
+  if (charge.from == 0)
+    account->second.take(charge.to, charge.place, charge.bytes);
+  else if (charge.to != 0)
     account->second.hand(charge.from, charge.to, charge.place, charge.bytes);
   else
     account->second.give(charge.from, charge.place, charge.bytes);
@@ -69,6 +86,7 @@ Offers::Asker SessionTable::asker(const Session& session) const {
 
 void SessionTable::hearShare(Session& session, schema::ShareReport::Reader report,
                              kj::AutoCloseFd descriptor) {
+  if (report.isAgain()) return hearAgain(session, report.getAgain(), kj::mv(descriptor));
   Shared shared;
   shared.ticket = report.getTicket();
   shared.what = report.which();
@@ -79,9 +97,13 @@ void SessionTable::hearShare(Session& session, schema::ShareReport::Reader repor
   if (report.isEndPiece()) shared.number = report.getEndPiece();
   if (report.isClose()) shared.number = report.getClose();
   if (session.role == Role::old || session.dropped) return;
-  if (session.role == Role::serving) return serveShare(session, kj::mv(shared));
+  if (session.role == Role::serving && sharesKnown_) return serveShare(session, kj::mv(shared));
   session.shared.push_back(kj::mv(shared));
   if (session.shared.size() > kMostShared) session.worker->kill();
+}
+
+void SessionTable::serveShares(Session& session) {
+  for (Shared& shared : std::exchange(session.shared, {})) serveShare(session, kj::mv(shared));
 }
 
 void SessionTable::serveShare(Session& session, Shared shared) {
@@ -116,12 +138,15 @@ void SessionTable::answerShare(Session& session, Shared shared) {
   answer.setSession(session.number);
   auto refusal = Offers::Refusal::none;
   Offers::Opened opened;
+  std::vector<std::byte> receipt;
   if (shared.what == schema::ShareReport::OFFER) {
     Offers::Token token;
     refusal = offers_.offer(asker(session), shared.part, kj::mv(shared.descriptor), token);
     if (refusal == Offers::Refusal::none) put(token, answer.initKey());
+    if (refusal == Offers::Refusal::none) receipt = receipts_.write(offers_.pieceOf(token));
   } else if (shared.what == schema::ShareReport::OPEN) {
     refusal = offers_.open(asker(session), shared.token, mayShare_, opened);
+    if (refusal == Offers::Refusal::none) receipt = receipts_.write(offers_.pieceOf(shared.token));
     if (refusal == Offers::Refusal::elsewhere)
       GPUPOOL_INFO(
           "session %s: was given memory or an event of another tenant or server, or of an earlier life of "
@@ -138,6 +163,7 @@ void SessionTable::answerShare(Session& session, Shared shared) {
     }
   }
   answer.setError(errorOf(refusal));
+  answer.setReceipt({reinterpret_cast<const kj::byte*>(receipt.data()), receipt.size()});
   const std::span<const int> descriptors(&opened.descriptor, opened.descriptor >= 0 ? 1 : 0);
   session.worker->send(message, descriptors);  // one that takes no order any more has other troubles
 }
@@ -176,7 +202,8 @@ kj::Promise<void> SessionTable::takenBack(const Id& lease, kj::Duration bound, c
 
 void SessionTable::lookAtBorrowers() {
   if (givenBack_.empty()) return;
-  const std::set<Id> lenders = offers_.lenders();
+  std::set<Id> lenders;
+  for (const auto& [lease, epoch] : offers_.lenders()) lenders.insert(lease);
   for (auto waits = givenBack_.begin(); waits != givenBack_.end();) {
     if (lenders.contains(waits->first)) {
       ++waits;
@@ -188,16 +215,97 @@ void SessionTable::lookAtBorrowers() {
 }
 
 void SessionTable::leaveShares(const Session& session) {
-  const auto sharers = offers_.sharers(session.number, schema::HOST_MEMORY);
+  auto sharers = offers_.sharers(session.number, schema::HOST_MEMORY);
   for (const Offers::Charge& charge : offers_.leave(session.number)) apply(charge);
   lookAtBorrowers();
-  for (const uint64_t number : sharers) {
-    Session* other = find(number);
+  // Whose events it had closed in that life is not known any more (Offers::Piece::former).
+  if (session.facts.readopted) sharers.merge(readopted());
+  sharers.erase(session.number);
+  tellGone(sharers, session.number);
+}
+
+void SessionTable::tellGone(const std::set<uint64_t>& whom, uint64_t number) {
+  for (const uint64_t one : whom) {
+    Session* other = find(one);
     if (other == nullptr) continue;
     capnp::MallocMessageBuilder message;
-    message.initRoot<schema::WorkerOrder>().setGone(session.number);
+    message.initRoot<schema::WorkerOrder>().setGone(number);
     other->worker->send(message);
   }
+}
+
+// ---- of an earlier life ----
+
+std::set<uint64_t> SessionTable::readopted() const {
+  std::set<uint64_t> all;
+  for (const auto& session : living_)
+    if (session->facts.readopted) all.insert(session->number);
+  return all;
+}
+
+void SessionTable::hearAgain(Session& session, schema::SharedAgain::Reader again,
+                             kj::AutoCloseFd descriptor) {
+  if (session.owedShares == 0 || !session.earlier) {
+    giveUp(session, KJ_EXCEPTION(FAILED, "the worker says again what it shares, and was not asked"));
+    return;
+  }
+  Offers::Earlier& earlier = *session.earlier;
+  if (again.getReceipt().size() == 0) {
+    earlier.offers.push_back(
+        {schema::read(again.getKey().getKey()), again.getPiece(), again.getOffset(), again.getLength()});
+  } else if (const auto piece = receipts_.read(
+                 std::as_bytes(std::span(again.getReceipt().begin(), again.getReceipt().size())))) {
+    if (again.getOpening() != 0)
+      earlier.openings.emplace_back(again.getOpening(), *piece);
+    else
+      earlier.pieces.emplace_back(*piece, kj::mv(descriptor));
+  } else {
+    giveUp(session, KJ_EXCEPTION(FAILED, "the worker says that it shares what it does not"));
+    return;
+  }
+  --session.owedShares;
+  lookAtOwedShares();
+}
+
+bool SessionTable::owesShares() const {
+  return std::any_of(living_.begin(), living_.end(),
+                     [](const auto& session) { return session->owedShares != 0; });
+}
+
+void SessionTable::lookAtOwedShares() {
+  if (sharesTold_.get() != nullptr && !owesShares()) sharesTold_->fulfill();
+}
+
+kj::Promise<void> SessionTable::restoreShares(kj::Duration bound, std::vector<uint64_t> earlier) {
+  auto pair = kj::newPromiseAndFulfiller<void>();
+  sharesTold_ = kj::mv(pair.fulfiller);
+  lookAtOwedShares();
+  return timer_.timeoutAfter(bound, kj::mv(pair.promise))
+      .catch_([this](kj::Exception&&) {
+        for (auto& session : living_)
+          if (session->owedShares != 0)
+            giveUp(*session, KJ_EXCEPTION(FAILED, "the worker does not say what it shares"));
+      })
+      .then([this, earlier = std::move(earlier)] { settleShares(earlier); });
+}
+
+void SessionTable::settleShares(const std::vector<uint64_t>& earlier) {
+  sharesTold_ = nullptr;
+  sharesKnown_ = true;
+  std::vector<Offers::Earlier> all;
+  for (auto& session : living_) {
+    if (session->earlier && session->owedShares == 0) all.push_back(std::move(*session->earlier));
+    session->earlier.reset();
+    session->owedShares = 0;
+  }
+  for (const Offers::Charge& charge : offers_.restore(std::move(all))) apply(charge);
+  if (offers_.pieces() != 0)
+    GPUPOOL_INFO("%zu pieces of memory of this server's earlier life are shared still", offers_.pieces());
+  for (const uint64_t number : earlier)
+    if (number != 0 && find(number) == nullptr) tellGone(readopted(), number);
+  // Those that are served may end sessions.
+  for (const uint64_t number : readopted())
+    if (Session* session = find(number)) serveShares(*session);
 }
 
 }  // namespace gpupool::server

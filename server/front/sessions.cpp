@@ -1,7 +1,6 @@
 #include "server/front/sessions.h"
 
 #include <capnp/message.h>
-#include <sys/resource.h>
 
 #include "base/log.h"
 #include "base/process_name.h"
@@ -13,12 +12,6 @@ namespace {
 
 // A worker may say more, and each beat repeats it.
 constexpr size_t kMostHindrances = 4, kMostHindrance = 150;
-
-// Pieces of memory that sessions share: of the descriptors that this process may have, most are for others.
-size_t mostSharedPieces() {
-  rlimit limit{};
-  return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur / 4 : 0;
-}
 
 }  // namespace
 
@@ -33,16 +26,24 @@ void SessionFacts::place(const Placement& placement, const std::vector<Device>& 
 }
 
 SessionTable::SessionTable(kj::Timer& timer, Bounds bounds, WorkerChild::Lost lost)
-    : timer_(timer), bounds_(bounds), lost_(std::move(lost)), offers_(mostSharedPieces()), tasks_(*this) {}
-
-StoredWorker SessionTable::stored(const SessionFacts& facts, pid_t worker, uint64_t startTicks) {
-  return {worker, startTicks, facts.lease, facts.devices,
-          StoredSession{facts.session, facts.epoch, facts.deviceEpoch, facts.clientPid, facts.command,
-                        facts.transport, facts.rowsHash}};
+    : timer_(timer), bounds_(bounds), lost_(std::move(lost)), offers_(0), receipts_({}), tasks_(*this) {
+  share(newSharing());
 }
 
+StoredWorker SessionTable::stored(const SessionFacts& facts, pid_t worker, uint64_t startTicks,
+                                  uint64_t number) {
+  return {worker, startTicks, facts.lease, facts.devices,
+          StoredSession{facts.session, facts.epoch, facts.deviceEpoch, facts.clientPid, facts.command,
+                        facts.transport, facts.rowsHash, number}};
+}
+
+// It will have the next number, unless it moves.
 void SessionTable::announce(const SessionFacts& facts, pid_t worker) {
-  announced_ = stored(facts, worker, processStartTicks(worker));
+  uint64_t number = nextNumber_;
+  for (const auto& session : living_)
+    if (session->facts.session == facts.session && session->facts.lease == facts.lease)
+      number = session->number;
+  announced_ = stored(facts, worker, processStartTicks(worker), number);
   changed_();
 }
 
@@ -69,7 +70,7 @@ void SessionTable::add(SessionFacts facts, kj::Own<WorkerChild> worker, kj::Auto
 
 void SessionTable::readopt(SessionFacts facts, kj::Own<WorkerChild> worker, kj::AutoCloseFd client,
                            Earlier earlier) {
-  const uint64_t number = nextNumber_++;
+  const uint64_t number = earlier.number != 0 ? earlier.number : nextNumber_++;
   auto& account = accounts_.try_emplace(accountOf(facts), facts.memoryLimits).first->second;
   for (uint32_t place = 0; place < earlier.taken.size(); ++place)
     KJ_REQUIRE(account.take(number, place, earlier.taken[place]), "a session has more than its lease");
@@ -79,6 +80,10 @@ void SessionTable::readopt(SessionFacts facts, kj::Own<WorkerChild> worker, kj::
   session->client = kj::mv(client);
   session->number = number;
   session->counts = earlier.counts;
+  session->earlier.emplace().account = accountOf(session->facts);
+  session->earlier->session = number;
+  session->owedShares = earlier.shares;
+  sharesKnown_ = false;
   if (earlier.state) {
     session->settles = kj::evalLater([state = std::move(*earlier.state)] { return state; });
   } else {
@@ -305,6 +310,7 @@ void SessionTable::conclude(Session& session, const WorkerChild::Exit& exit, std
   if (session.moved.get() != nullptr) session.moved->fulfill(MoveAnswer{.gone = true});
   leaveShares(session);
   const auto concluded = takeFrom(living_, session);
+  lookAtOwedShares();
   leaveAccount(accountOf(concluded->facts), concluded->number);
   session.dropped = true;  // another process may have its socket: what comes there is nobody's any more
   changed_();
@@ -315,7 +321,7 @@ std::vector<StoredWorker> SessionTable::workers() const {
   for (const auto* sessions : {&living_, &next_, &old_})
     for (const auto& session : *sessions)
       if (!session->worker->gone()) {
-        list.push_back(stored(session->facts, session->worker->pid(), session->startTicks));
+        list.push_back(stored(session->facts, session->worker->pid(), session->startTicks, session->number));
         // One that is about to end ends with this process. Of the two between which a session moves only the
         // one that has it answers.
         if (session->role == Role::old || session->ordered) list.back().session.reset();

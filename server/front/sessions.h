@@ -112,12 +112,18 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   void add(SessionFacts facts, kj::Own<WorkerChild> worker, kj::AutoCloseFd client);
   // Of a session of an earlier life of this server, whose worker has lived on.
   struct Earlier {
+    uint64_t number = 0;          // that life's; 0: it had none, and gets a new one
     std::vector<uint64_t> taken;  // what it has of the lease's memory, by device, and no more than that
     SessionCounts counts;         // what its program has done up to now
+    uint32_t shares = 0;          // so often it will say what it shares (SharedAgain)
     // What it is, as if it were asked for; nothing: it carries an order of that life out, and will say.
     std::optional<Outcome> state;
   };
   void readopt(SessionFacts facts, kj::Own<WorkerChild> worker, kj::AutoCloseFd client, Earlier earlier);
+  // Once, behind all readopt, and before anything begins: from here on sessions share again. Resolves when
+  // each has said what it shares, or is to end, since it has not within `bound`. What they ask meanwhile is
+  // answered then. earlier: the numbers of that life's sessions: who shares events hears which have ended.
+  kj::Promise<void> restoreShares(kj::Duration bound, std::vector<uint64_t> earlier);
   // Ends all sessions of the lease; resolves when their processes are gone.
   kj::Promise<void> end(const Id& lease, const std::string& reason);
   // leaves: of a session whose client goes on at another server (transport::kLeavingWords).
@@ -131,12 +137,14 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   size_t arriving(const Id& lease) const;
   // Does a session of the lease use its placement of that epoch? One that moves there does.
   bool uses(const Id& lease, uint64_t deviceEpoch) const;
+  // Before there are sessions: what holds for what they share. Else that is this object's own.
+  void share(const StoredSharing& sharing);
   // Says of two leases whether they may share (Offers::MayShare). Without it none may.
   void onSharing(Offers::MayShare mayShare) { mayShare_ = std::move(mayShare); }
   // Who has device memory of that lease still, of other leases; for people, and empty: nobody. deviceEpoch:
   // as in Offers::borrowers.
   std::string borrowers(const Id& lease, uint64_t deviceEpoch = 0) const;
-  std::set<Id> lenders() const { return offers_.lenders(); }
+  std::set<std::pair<Id, uint64_t>> lenders() const { return offers_.lenders(); }
   // The same as a reason not to take the lease off its devices.
   std::string lentText(const Id& lease, uint64_t deviceEpoch = 0) const;
   // Resolves when nobody has.
@@ -151,7 +159,7 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   // Resolves when none is.
   kj::Promise<void> begun(const Id& lease);
 
-  // Sessions have a number, which none has had before.
+  // Sessions have a number, which none has had before, in no life of this server.
   std::vector<uint64_t> numbers(const Id& lease) const;
   // What a lease's sessions have together of a device of its placement of that epoch.
   uint64_t used(const Id& lease, uint64_t deviceEpoch, uint32_t place) const;
@@ -292,15 +300,17 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
     std::optional<bool> toSuspend;                    // that order; nothing: of an earlier life, either
     kj::Maybe<kj::Promise<Outcome>> settles;          // of one that was readopted
     kj::Own<kj::PromiseFulfiller<MoveAnswer>> moved;  // to an order to move; null: none is under way
-    std::string toServer;  // that order's, where the session leaves this server: where to
-    bool holds = false;    // that is a file
-    bool copies = false;   // that order is to copy it into a file
+    std::string toServer;                    // that order's, where the session leaves this server: where to
+    bool holds = false;                      // that is a file
+    bool copies = false;                     // that order is to copy it into a file
+    std::optional<Offers::Earlier> earlier;  // of one that was readopted, until all is said
+    uint32_t owedShares = 0;                 // so often it still says something of that
     // Of a next one.
     kj::Own<void> beginning;                // of one that comes from another server, until its client is here
     bool dropped = false;                   // the session does not come here
     std::optional<WorkerChild::Exit> exit;  // it is gone, and the session may come here still
     std::vector<Asked> asked;               // answered when the session is here
-    std::vector<Shared> shared;             // likewise
+    std::vector<Shared> shared;             // likewise, and not before all is known that others share
     // Its client, and why the old worker ended, where that had not said that the client has come here.
     kj::AutoCloseFd formerClient;
     std::string formerEnd;
@@ -316,7 +326,7 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   using AccountName = std::pair<Id, uint64_t>;  // lease, and the epoch of its placement
   static AccountName accountOf(const SessionFacts& facts) { return {facts.lease, facts.deviceEpoch}; }
 
-  static StoredWorker stored(const SessionFacts& facts, pid_t worker, uint64_t startTicks);
+  static StoredWorker stored(const SessionFacts& facts, pid_t worker, uint64_t startTicks, uint64_t number);
   Session* find(uint64_t number) const;
   Session* next(uint64_t number) const;
   // The next worker that waits for this session, whoever has it now.
@@ -363,6 +373,11 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   bool takeMemory(const Session& session, uint32_t place, uint64_t bytes);
   void giveMemory(const Session& session, uint32_t place, uint64_t bytes);
   void hearShare(Session& session, schema::ShareReport::Reader report, kj::AutoCloseFd descriptor);
+  void hearAgain(Session& session, schema::SharedAgain::Reader again, kj::AutoCloseFd descriptor);
+  bool owesShares() const;
+  void lookAtOwedShares();
+  void settleShares(const std::vector<uint64_t>& earlier);
+  void serveShares(Session& session);
   void serveShare(Session& session, Shared shared);
   void answerShare(Session& session, Shared shared);
   Offers::Asker asker(const Session& session) const;
@@ -372,6 +387,8 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   void lookAtBorrowers();
   // Its offers and openings are nobody's any more, or its heirs'; who shares events with it is told.
   void leaveShares(const Session& session);
+  void tellGone(const std::set<uint64_t>& whom, uint64_t number);
+  std::set<uint64_t> readopted() const;
   // What the session of that number has there is nobody's any more. Of one that is in living_ or next_ no
   // more, or is dropped.
   void leaveAccount(const AccountName& name, uint64_t number);
@@ -389,6 +406,9 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   std::function<bool(uint64_t bytes)> hostRoom_ = [](uint64_t) { return true; };
   std::map<AccountName, MemoryAccount> accounts_;  // of placements with sessions, or with heirs of some
   Offers offers_;
+  ShareReceipts receipts_;
+  bool sharesKnown_ = true;                         // of an earlier life's sessions
+  kj::Own<kj::PromiseFulfiller<void>> sharesTold_;  // while they are awaited
   Offers::MayShare mayShare_ = [](const Id&, const Id&) { return false; };
   std::multimap<Id, kj::Own<kj::PromiseFulfiller<void>>> givenBack_;  // by lease
   uint64_t nextNumber_ = 1;

@@ -310,7 +310,7 @@ TEST_CASE("the sessions of a lease share what it has of each device") {
 TEST_CASE("a server's state outlives it, and workers do not outlive the machine") {
   Folder folder;
   const std::string path = folder.path + "/server-x.state";
-  const StoredSession session{{5, 6}, 3, 7, 42, "train", "ucx", 99};
+  const StoredSession session{{5, 6}, 3, 7, 42, "train", "ucx", 99, 4'294'967'297};
   const StoredGrant lease{{1, 2},
                           7,
                           std::vector(32, std::byte{'k'}),
@@ -328,7 +328,8 @@ TEST_CASE("a server's state outlives it, and workers do not outlive the machine"
                           {{12, 345, {1, 2}, {uuid(0)}}, {13, 345, {1, 2}, {uuid(0)}, session}},
                           {{{1, 2}, {3, 4}, "monday", "x"}},
                           {lease, aside},
-                          StoredCopier{14, 346}};
+                          StoredCopier{14, 346},
+                          StoredSharing{{7, 8}, std::vector(32, std::byte{'s'}), 3}};
   CHECK(StateFile(path, "boot").read() == ServerState{});
   StateFile(path, "boot").write(state);
   std::ofstream(path + ".new") << "half";  // of a server that was killed while it wrote
@@ -339,6 +340,7 @@ TEST_CASE("a server's state outlives it, and workers do not outlive the machine"
   CHECK(later.workers.empty());
   CHECK(later.leases.empty());
   CHECK_FALSE(later.copier);
+  CHECK_FALSE(later.sharing);
   struct stat file{};
   REQUIRE(stat(path.c_str(), &file) == 0);
   CHECK((file.st_mode & 0777) == 0600);  // it has keys

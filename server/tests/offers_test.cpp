@@ -2,6 +2,7 @@
 #include "server/front/offers.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "schema/worker.capnp.h"
@@ -180,7 +181,7 @@ TEST_CASE("a session of another lease opens what may be shared, on a device that
   REQUIRE(asks({"gpu 2", "gpu 0"}) == Refusal::none);
   CHECK(opened.part.place == 1);  // as the other lease counts
   CHECK(opened.part.bytes == 64);
-  CHECK(offers.lenders() == std::set<Id>{kLease.first});
+  CHECK(offers.lenders() == std::set<Offers::AccountName>{kLease});
   CHECK(offers.borrowers(kLease.first) == std::set<uint64_t>{kGuest});
   CHECK(offers.borrowers(kLease.first, kLease.second) == std::set<uint64_t>{kGuest});
   CHECK(offers.borrowers(kLease.first, kMoved.second).empty());
@@ -198,7 +199,7 @@ TEST_CASE("what another lease has opened outlives its owner, and nobody opens it
   REQUIRE(charges.size() == 1);
   CHECK(charges[0].account == kLease);  // charged to the lease of which it is
   CHECK(charges[0].to == (Offers::kHeir | 1));
-  CHECK(offers.lenders() == std::set<Id>{kLease.first});
+  CHECK(offers.lenders() == std::set<Offers::AccountName>{kLease});
   Offers::Opened again;
   CHECK(offers.open({kOther, kThird, kDevices}, token, kTenant, again) == Refusal::unknown);
   const auto last = offers.leave(kGuest);
@@ -231,4 +232,115 @@ TEST_CASE("nothing is offered on a device that the lease does not have") {
   CHECK(offers.offer({kLease, kOwner, kDevices}, {1, 2, 64, 0, 8}, someDescriptor(), token) ==
         Refusal::unknown);
   CHECK(offers.pieces() == 0);
+}
+
+namespace {
+
+Offers::Earlier earlier(const Offers::AccountName& account, uint64_t session) {
+  return {account, session, {}, {}, {}};
+}
+
+const SharedPiece kPiece{kLease, kOwner, 1, 0, 64, "gpu 0"};
+
+}  // namespace
+
+TEST_CASE("what was shared in an earlier life is shared again, whoever says so first") {
+  Offers before(10, {9, 9});
+  const auto token = offer(before, 1, 24);
+  CHECK(before.pieceOf(token) == kPiece);
+  const uint64_t opening = openIt(before, token);
+
+  Offers offers(10, {9, 9});
+  auto guest = earlier(kLease, kGuest), owner = earlier(kLease, kOwner);
+  guest.openings.emplace_back(opening, kPiece);
+  owner.pieces.emplace_back(kPiece, someDescriptor());
+  owner.offers.push_back({token.key, 1, 24, 8});
+  std::vector<Offers::Earlier> all;
+  all.push_back(std::move(guest));
+  all.push_back(std::move(owner));
+  CHECK(offers.restore(std::move(all)).empty());  // its owner has it on its account
+  Offers::Opened opened;
+  REQUIRE(offers.open({kLease, kThird, kDevices}, token, kNobody, opened) == Refusal::none);
+  CHECK(opened.opening > opening);
+  CHECK(opened.part.offset == 24);
+  CHECK(opened.part.length == 8);
+  CHECK(isOpen(opened.descriptor));
+  CHECK(offers.sharers(kGuest, 0) == std::set<uint64_t>{kOwner, kThird});
+  CHECK(offers.leave(kOwner).at(0).to == (Offers::kHeir | 1));
+  CHECK_FALSE(offers.close(kGuest, opening));
+  CHECK(offers.leave(kThird).at(0).to == 0);
+  CHECK(offers.pieces() == 0);
+}
+
+TEST_CASE("what the dead have left in an earlier life is charged to their lease until it is closed") {
+  Offers offers(10);
+  auto guest = earlier(kOther, kGuest), third = earlier(kLease, kThird);
+  guest.openings = {{5, kPiece}, {6, kPiece}};
+  third.openings = {{5, kPiece}};
+  std::vector<Offers::Earlier> all;
+  all.push_back(std::move(guest));
+  all.push_back(std::move(third));
+  const auto charges = offers.restore(std::move(all));
+  REQUIRE(charges.size() == 1);
+  CHECK(charges[0].account == kLease);
+  CHECK(charges[0].from == 0);
+  CHECK(charges[0].to == (Offers::kHeir | 1));
+  CHECK(charges[0].bytes == 64);
+  CHECK(offers.lenders() == std::set<Offers::AccountName>{kLease});
+  CHECK_FALSE(offers.close(kGuest, 5));
+  CHECK_FALSE(offers.close(kGuest, 6));
+  CHECK(offers.lenders().empty());
+  const auto last = offers.close(kThird, 5);
+  REQUIRE(last);
+  CHECK(last->from == charges[0].to);
+  CHECK(last->to == 0);
+  CHECK(offers.pieces() == 0);
+}
+
+TEST_CASE("nobody gets another's piece by saying that it was his, and nothing is restored twice") {
+  Offers offers(2);
+  auto liar = earlier(kOther, kGuest), owner = earlier(kLease, kOwner);
+  liar.pieces.emplace_back(kPiece, someDescriptor());
+  liar.offers.push_back({{7, 7}, 1, 0, 8});
+  for (int i = 0; i < 2; ++i) {
+    owner.pieces.emplace_back(kPiece, kj::AutoCloseFd(open("/dev/zero", O_RDONLY | O_CLOEXEC)));
+    owner.offers.push_back({{7, 8}, 1, 0, 8});
+    owner.openings.emplace_back(1, kPiece);  // its own
+  }
+  owner.offers.push_back({{7, 9}, 2, 0, 8});  // of no piece
+  for (uint64_t piece = 2; piece < 5; ++piece) {
+    SharedPiece more = kPiece;
+    more.piece = piece + 10;
+    owner.pieces.emplace_back(more, someDescriptor());
+  }
+  std::vector<Offers::Earlier> all;
+  all.push_back(std::move(liar));
+  all.push_back(std::move(owner));
+  CHECK(offers.restore(std::move(all)).empty());
+  CHECK(offers.pieces() == 2);
+  Offers::Opened opened;
+  const auto opens = [&](const Id& key) {
+    return offers.open({kLease, kThird, kDevices}, {offers.server(), key}, kNobody, opened);
+  };
+  CHECK(opens({7, 7}) == Refusal::unknown);
+  CHECK(opens({7, 9}) == Refusal::unknown);
+  REQUIRE(opens({7, 8}) == Refusal::none);
+  struct stat its{}, owners{};
+  REQUIRE(fstat(opened.descriptor, &its) == 0);
+  REQUIRE(stat("/dev/zero", &owners) == 0);
+  CHECK(its.st_rdev == owners.st_rdev);
+}
+
+TEST_CASE("a receipt says what its server has written, and nothing else") {
+  const ShareReceipts receipts(std::vector(32, std::byte{'k'})), others(std::vector(32, std::byte{'o'}));
+  auto receipt = receipts.write(kPiece);
+  CHECK(receipts.read(receipt) == kPiece);
+  CHECK_FALSE(others.read(receipt));
+  for (size_t at = 0; at < receipt.size(); ++at) {
+    receipt[at] ^= std::byte{1};
+    CHECK_FALSE(receipts.read(receipt));
+    receipt[at] ^= std::byte{1};
+  }
+  for (size_t bytes = 0; bytes < receipt.size(); ++bytes)
+    CHECK_FALSE(receipts.read(std::span(receipt).first(bytes)));
 }

@@ -234,6 +234,69 @@ TEST_CASE("a killed server that comes back goes on with its sessions, as often a
   CHECK_FALSE(std::filesystem::exists(bench.process.folder.path + "/server-" + kServer + ".doors"));
 }
 
+TEST_CASE("what sessions share goes on with them, as often as their server is killed") {
+  Bench bench;
+  const auto begin = [&](uint64_t number) {
+    auto session = kj::heap<Opening>();
+    session->session = {2, number};
+    auto address = bench.io.provider->getNetwork().parseAddress("unix:" + bench.process.local());
+    auto connection = address.wait(bench.io.waitScope)->connect().wait(bench.io.waitScope);
+    session->run(kj::mv(connection)).wait(bench.io.waitScope);
+    REQUIRE(session->error == "");
+    return session;
+  };
+  const auto said = [&](Opening& session, const std::string& order) {
+    session.stream->write(order.data(), order.size()).wait(bench.io.waitScope);
+    return session.hear().wait(bench.io.waitScope);
+  };
+  std::optional<ServerProcess> next;
+  uint64_t life = 1;
+  const auto killServer = [&] {
+    ServerProcess& before = next ? *next : bench.process;
+    kill(before.pid, SIGKILL);
+    before.wait();
+    bench.told = {};
+    bench.told.epoch = ++life;
+    next.emplace(std::vector<std::string>{}, bench.process.kept);
+    bench.until([&] { return bench.told.granted; });
+  };
+  Opening& owner = bench.opening;
+  auto guest = begin(3);
+  REQUIRE(said(owner, "m") == "taken, others have 0 MiB");
+  const std::string token = said(owner, "O");
+  REQUIRE(said(*guest, "I" + token) == "opened at 0");
+  killServer();
+  // What is asked before all have said what they share waits until they have.
+  const pid_t slow = static_cast<pid_t>(std::stoi(said(owner, "p")));
+  kill(slow, SIGSTOP);
+  const std::string order = "I" + token;
+  kill(next->pid, SIGKILL);
+  next->wait();
+  guest->stream->write(order.data(), order.size()).wait(bench.io.waitScope);
+  bench.told = {};
+  bench.told.epoch = ++life;
+  next.emplace(std::vector<std::string>{}, bench.process.kept);
+  bench.timer.afterDelay(300 * kj::MILLISECONDS).wait(bench.io.waitScope);
+  kill(slow, SIGCONT);
+  CHECK(guest->hear().wait(bench.io.waitScope) == "opened at 0");
+  bench.until([&] { return bench.told.granted; });
+  auto late = begin(4);
+  CHECK(said(*late, "I" + token) == "opened at 0");  // what was offered two lives ago
+  CHECK(said(*late, "X") == "told");
+  CHECK(said(*late, "m") == "refused, others have 600 MiB");
+  // Its owner dies: it is the lease's still, for as long as the guest has it.
+  kill(static_cast<pid_t>(std::stoi(said(owner, "p"))), SIGKILL);
+  CHECK(contains(owner.hear().wait(bench.io.waitScope), "the worker has ended"));  // no child of that server
+  CHECK(said(*late, "I" + token) == "refused 1");
+  CHECK(said(*late, "m") == "refused, others have 600 MiB");
+  killServer();
+  CHECK(said(*late, "m") == "refused, others have 600 MiB");
+  CHECK(said(*guest, "q") != "");  // and with it both that it has opened
+  std::string now;
+  bench.until([&] { return (now = said(*late, "m")) != "refused, others have 600 MiB"; });
+  CHECK(now == "taken, others have 0 MiB");
+}
+
 TEST_CASE("SIGTERM ends the sessions and the workers and leaves no file") {
   Bench bench;
   const pid_t session = std::stoi(bench.opening.order('p').wait(bench.io.waitScope));

@@ -160,6 +160,129 @@ TEST_CASE(
   CHECK(visited.worker.wait() == 0);
 }
 
+namespace {
+
+// A server's part in what a session shares.
+struct Sharing {
+  Visited& visited;
+
+  // Answers the next request, as an offer of that key or as an opening; with a receipt unless it is empty.
+  void answer(uint64_t key, uint64_t opening, const std::string& receipt) const {
+    capnp::word buffer[1024];
+    const auto received =
+        receiveWithDescriptors(visited.worker.socket, std::as_writable_bytes(std::span(buffer)));
+    for (int one : received.descriptors) close(one);
+    REQUIRE(received.bytes > 0);
+    capnp::FlatArrayMessageReader reader(
+        kj::arrayPtr(buffer, static_cast<size_t>(received.bytes) / sizeof(capnp::word)));
+    capnp::MallocMessageBuilder message;
+    auto answer = message.initRoot<schema::WorkerOrder>().initShare();
+    answer.setTicket(reader.getRoot<schema::WorkerReport>().getShare().getTicket());
+    answer.initKey().initKey().setLow(key);
+    answer.setOpening(opening);
+    answer.setReceipt({reinterpret_cast<const kj::byte*>(receipt.data()), receipt.size()});
+    visited.worker.send(message);
+  }
+  // What it says again: "piece RECEIPT", with "+" behind it where its descriptor came, "offer KEY of PIECE at
+  // OFFSET", "opening NUMBER RECEIPT". Anything else: what it is.
+  std::string again() const {
+    capnp::word buffer[1024];
+    const auto received =
+        receiveWithDescriptors(visited.worker.socket, std::as_writable_bytes(std::span(buffer)));
+    const bool hasDescriptor = !received.descriptors.empty();
+    for (int one : received.descriptors) close(one);
+    if (received.bytes <= 0) return "nothing";
+    capnp::FlatArrayMessageReader reader(
+        kj::arrayPtr(buffer, static_cast<size_t>(received.bytes) / sizeof(capnp::word)));
+    const auto report = reader.getRoot<schema::WorkerReport>();
+    if (report.isReadopted()) return std::to_string(report.getReadopted().getShares()) + " follow";
+    if (report.isEnded()) return report.getEnded();
+    if (!report.isShare() || !report.getShare().isAgain()) return "something else";
+    const auto again = report.getShare().getAgain();
+    const std::string receipt(reinterpret_cast<const char*>(again.getReceipt().begin()),
+                              again.getReceipt().size());
+    if (again.getOpening() != 0) return "opening " + std::to_string(again.getOpening()) + " " + receipt;
+    if (!receipt.empty()) return "piece " + receipt + (hasDescriptor ? "+" : "");
+    return "offer " + std::to_string(again.getKey().getKey().getLow()) + " of " +
+           std::to_string(again.getPiece()) + " at " + std::to_string(again.getOffset());
+  }
+};
+
+}  // namespace
+
+TEST_CASE("the next server hears what a session shares still, with the receipts of the last one") {
+  using What = ShareReport::What;
+  int gate[2], told[2];
+  REQUIRE(pipe2(gate, O_CLOEXEC) == 0);
+  REQUIRE(pipe2(told, O_CLOEXEC) == 0);
+  Visited visited([&](WorkerProcess& process) {
+    if (!process.waitForSession()) return 1;
+    process.watchServer([](const std::string&) { _exit(40); });
+    const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    const auto offers = [&](uint64_t piece, uint64_t offset) {
+      return process.share({What::offer, {piece, 0, 64, offset, 8}, {}, 0}, null).error ==
+             ShareAnswer::Error::none;
+    };
+    const auto opens = [&] {
+      return process.share({What::open, {}, {}, 0}).error == ShareAnswer::Error::none;
+    };
+    if (!offers(1, 0) || !offers(1, 8) || !offers(2, 16) || !offers(3, 24)) return 2;
+    if (!opens() || !opens()) return 3;
+    close(null);
+    process.tellShare({What::endOffer, {}, {{}, {0, 11}}, 0});
+    process.tellShare({What::endPiece, {}, {}, 3});
+    process.tellShare({What::close, {}, {}, 21});
+    process.reportEnded("ready");
+    char go;
+    if (read(gate[0], &go, 1) != 1) return 4;  // there is no server now
+    process.tellShare({What::endPiece, {}, {}, 2});
+    if (write(told[1], "x", 1) != 1) return 5;
+    for (;;) sleep(1);
+    return 0;
+  });
+  const Sharing sharing{visited};
+  sharing.answer(11, 0, "one");
+  sharing.answer(12, 0, "one");
+  sharing.answer(13, 0, "two");
+  sharing.answer(14, 0, "three");
+  sharing.answer(0, 21, "others");
+  sharing.answer(0, 22, "others");
+  for (int i = 0; i < 3; ++i) CHECK(sharing.again() == "something else");  // what has ended
+  CHECK(sharing.again() == "ready");
+  for (int life = 0; life < 2; ++life) {
+    visited.worker.hangUp();
+    visited.returnAs({1, 0}, 3);
+    CHECK(sharing.again() == "5 follow");
+    CHECK(sharing.again() == "piece one+");
+    CHECK(sharing.again() == "piece two+");
+    CHECK(sharing.again() == "offer 12 of 1 at 8");
+    CHECK(sharing.again() == "offer 13 of 2 at 16");
+    CHECK(sharing.again() == "opening 22 others");
+  }
+  visited.worker.hangUp();
+  REQUIRE(write(gate[1], "x", 1) == 1);
+  char go;
+  REQUIRE(read(told[0], &go, 1) == 1);
+  visited.returnAs({1, 0}, 3);
+  CHECK(sharing.again() == "3 follow");
+  for (const int end : {gate[0], gate[1], told[0], told[1]}) close(end);
+}
+
+TEST_CASE("a session that shares by a server that gives no receipts ends with that") {
+  Visited visited([](WorkerProcess& process) {
+    if (!process.waitForSession()) return 1;
+    process.watchServer([](const std::string& said) {
+      _exit(said.ends_with("does not outlive it: it shares memory or events with other processes") ? 41 : 42);
+    });
+    process.share({ShareReport::What::open, {}, {}, 0});
+    for (;;) sleep(1);
+    return 0;
+  });
+  Sharing{visited}.answer(0, 1, "");
+  visited.worker.hangUp();
+  CHECK(visited.worker.wait() == 41);
+}
+
 TEST_CASE("what comes to a door and is no server of the session changes nothing") {
   Visited visited([](WorkerProcess& process) {
     if (!process.waitForSession()) return 1;

@@ -193,9 +193,6 @@ int serve(const server::WorkerArguments& arguments) {
          [&](uint64_t number) { session.sharedEvents().gone(number); },
          [&]() -> std::string {
            if (!served) return "its client has not come yet";
-           // The server has the descriptors of what is shared, and its next life has not.
-           const bool shares = session.space().shared() + session.sharedEvents().shared() != 0;
-           if (shares) return "it shares memory or events with other processes";
            const std::string why = suspender.apart();
            return why.empty() && session.clientLeft() ? "its client has left" : why;
          }});

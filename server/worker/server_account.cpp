@@ -88,8 +88,8 @@ void ServerAccount::disinherit(unsigned place, uint64_t bytes) {
 }
 
 void ServerAccount::endPiece(uint64_t piece, unsigned place, uint64_t bytes) {
-  disinherit(place, bytes);
-  process_.tellShare({ShareReport::What::endPiece, {}, {}, piece});
+  const ShareOffer ended{piece, place, place == kHost ? 0 : bytes, 0, 0};
+  process_.tellShare({ShareReport::What::endPiece, ended, {}, piece});
 }
 
 void ServerAccount::close(uint64_t opening) {

@@ -94,4 +94,13 @@ ROWS = {
         "off": "tests of moves compare digests of all contents",
         "changes": [("server/worker/rebuild.cpp", "  if (theirs.size() == 0) return \"\";\n  Contents contents;", "  return \"\";\n  Contents contents;")],
         "artefact": "bin/worker_stream_test", "cases": "'stream: where tests compare*'", "red": "where tests compare contents"},
+    # ---- what sessions share, told to the next life of their server (server/front/offers.h, share_receipts.h)
+    "receipts": {
+        "off": "a receipt is one only if this server has sealed it",
+        "changes": [("server/front/share_receipts.cpp", "  if (!equalConstantTime(receipt.first(kSeal), hmacSha256(key_, text))) return std::nullopt;\n", "")],
+        "artefact": "bin/server_offers_test", "cases": "'a receipt says*'", "red": "a receipt says what its server has written"},
+    "owners": {
+        "off": "a session says only of its own pieces that it offers them",
+        "changes": [("server/front/offers.cpp", "      if (piece.session == one.session && piece.account == one.account)\n", "")],
+        "artefact": "bin/server_offers_test", "cases": "'nobody gets another*'", "red": "nobody gets another's piece"},
 }

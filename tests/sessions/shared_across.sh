@@ -6,18 +6,6 @@ transport=${!#}
 tenant_options() { tenant=(--tenant "$1"); }
 . "$(dirname "$0")/sharing.sh"
 
-lease_of() { gpupool leases -v | awk -v what="$1" '$2 == "is" && $3 == "for:" && $4 == what { print $1 }'; }
-is_revoking() { list | grep "^$1 " | grep -q " revoking "; }
-# A lease with memory that is open in it, and its handle in $folder/NAME.handle; another one of its tenant keeps that.
-lend_and_keep() { # lend_and_keep NAME
-  begins "$1" alps --memory 512MiB -- --pause "$folder/$1.handle"
-  said "$1" paused
-  begins "$1-keeper" alps --memory 512MiB -- --keep "$folder/$1.handle"
-  said "$1-keeper" kept
-  lender=$(lease_of "$1") keeper=$(lease_of "$1-keeper")
-  check "both have a lease: $(gpupool leases -v)" test -n "$lender" -a -n "$keeper"
-}
-
 # shellcheck disable=SC2046 # two words
 gpupool up --detach $(software 2) --transport "$transport" --name node >"$folder/up" 2>&1 || fail "$(cat "$folder/up")"
 all_free=$(free_bytes)
@@ -101,20 +89,4 @@ check "it is refused: $out" has "$out" "cudaIpcOpenMemHandle"
 check "with the reason: $err" has "$err" "on a GPU that this lease does not have"
 goes_on whole
 passes whole
-all_over
-
-case_of "the server is killed while memory is lent"
-lend_and_keep killed
-workers=$(session_workers)
-check "both have a worker: $workers" test "$(wc -w <<<"$workers")" -ge 2
-kill -KILL "$(pid_of server)"
-# shellcheck disable=SC2086 # a list
-check "their workers end with it" until_true are_gone $workers # before the programs do, which are short
-goes_on killed
-goes_on killed-keeper
-for name in killed killed-keeper; do
-  ends "$name"
-  status=$?
-  check "$name ends with an error: $(cat "$folder/$name.out")" test "$status" -ne 0
-done
 all_over

@@ -60,3 +60,15 @@ all_over() {
   check "no lease is left: $(list)" until_true no_lease
   check "all memory is free: $(free_bytes)" until_true is_free
 }
+
+lease_of() { gpupool leases -v | awk -v what="$1" '$2 == "is" && $3 == "for:" && $4 == what { print $1 }'; }
+is_revoking() { list | grep "^$1 " | grep -q " revoking "; }
+# A lease with memory that is open in it, and its handle in $folder/NAME.handle; another one of its tenant keeps that.
+lend_and_keep() { # lend_and_keep NAME
+  begins "$1" alps --memory 512MiB -- --pause "$folder/$1.handle"
+  said "$1" paused
+  begins "$1-keeper" alps --memory 512MiB -- --keep "$folder/$1.handle"
+  said "$1-keeper" kept
+  lender=$(lease_of "$1") keeper=$(lease_of "$1-keeper")
+  check "both have a lease: $(gpupool leases -v)" test -n "$lender" -a -n "$keeper"
+}
