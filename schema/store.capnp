@@ -23,15 +23,19 @@ struct StoredServer @0x84f043d4673169a0 {
   aside @6 :List(StoredAside); # likewise leases; not among those above
   copier @7 :StoredCopier;    # null: there is none, or it ends with the server
   sharing @8 :StoredSharing;
+  targets @9 :List(Lease);    # of leases above that move to other GPUs here: where to, without a key
+  ending @10 :List(Lease);    # not among those above: they have ended, and others have memory of them
 }
 # What holds for all that sessions share here, in whatever life of this server.
 struct StoredSharing @0xc0b6e2d94f7a1835 {
   server @0 :Id128;           # ShareKey.server
   seal @1 :Data;              # the key of ShareAnswer.receipt
   life @2 :UInt32;            # the number of this life
+  sessions @3 :List(UInt64);  # the numbers of its sessions; until it knows which go on, also of the earlier life's
 }
 # A piece of memory that a session shares with others, as its receipt has it.
 struct SharedPiece @0xa3f4d1c7e9205b86 {
+  id @7 :UInt64;              # no other piece of this server has had it, in whatever life
   session @0 :UInt64;         # its owner's number (ShareAnswer.session)
   piece @1 :UInt64;           # as in ShareOffer, and so are the next two
   place @2 :UInt32;

@@ -36,6 +36,8 @@ struct WorkerOrder @0x9418d1760ef692e1 {   # server -> worker
 struct ReadoptOrder @0xa8b51d7ef4a6d2c3 {
   session @0 :Id128;                  # as the server's earlier life noted them: a worker that has another session, or this one
   epoch @1 :UInt64;                   # in another life, does not answer
+  shares @2 :Bool;                    # the server takes what the session shares (SharedAgain); without that, one that does
+                                      # share does not answer either
 }
 struct CopierRoom @0xf5a0d62f3467a9c4 {
   budgetBytes @0 :UInt64;             # of host memory; what it has made ready beyond that stays its own

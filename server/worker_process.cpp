@@ -359,6 +359,7 @@ std::string WorkerProcess::awaitEnd(std::chrono::milliseconds grace, int clientG
   while (reason.empty()) {
     waiting[0].fd = away_ ? door_ : control()->socket;
     const bool untold = hasUntold_ && !away_;
+    waiting[0].events = untold ? POLLIN | POLLOUT : POLLIN;
     const int ready = poll(waiting, 5, untold ? kTellAgainMs : awayLeft());
     if (untold) {
       std::lock_guard lock(memoryMutex_);
@@ -379,7 +380,7 @@ std::string WorkerProcess::awaitEnd(std::chrono::milliseconds grace, int clientG
       _exit(kExitStopped);
     }
     if (waiting[1].revents != 0) reason = heardSignal();
-    if (waiting[0].revents == 0) continue;
+    if ((waiting[0].revents & ~POLLOUT) == 0) continue;
     if (away_) {
       hearDoor();
       continue;

@@ -369,6 +369,7 @@ class WorkerProcess {
   void noteShared(const ShareReport& said, const ShareAnswer& answer, const KeptDescriptor& descriptor);
   void noteEnd(const ShareReport& said);
   std::deque<ShareReport> sharesAgain() const;
+  bool shares();
 
   mutable std::mutex controlMutex_;
   std::shared_ptr<const Control> control_;  // under controlMutex_

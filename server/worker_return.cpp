@@ -64,7 +64,8 @@ void WorkerProcess::hearDoor() {
       capnp::FlatArrayMessageReader reader(words);
       const auto order = reader.getRoot<schema::WorkerOrder>();
       taken = order.isReadopt() && schema::read(order.getReadopt().getSession()) == session_ &&
-              order.getReadopt().getEpoch() == epoch_ && comeBack(received.descriptors[0]);
+              order.getReadopt().getEpoch() == epoch_ && (order.getReadopt().getShares() || !shares()) &&
+              comeBack(received.descriptors[0]);
     } catch (const kj::Exception&) {
       taken = false;
     }

@@ -188,6 +188,11 @@ void WorkerProcess::noteEnd(const ShareReport& said) {
   std::erase_if(sharedOffers_, [&](const auto& one) { return one.second.offer.piece == said.number; });
 }
 
+bool WorkerProcess::shares() {
+  std::lock_guard lock(memoryMutex_);
+  return !sharedPieces_.empty() || !sharedOpenings_.empty();
+}
+
 std::deque<ShareReport> WorkerProcess::sharesAgain() const {
   std::deque<ShareReport> all;
   for (const auto& [number, piece] : sharedPieces_) all.push_back(piece);

@@ -359,24 +359,26 @@ kj::Promise<OpenSession> Holder::openMoved(const SessionWish& wish) {
 
 kj::Promise<OpenSession> Holder::openNew(const SessionWish& wish) {
   const pool::ServerLife tried = lease_->server.life();
+  const kj::TimePoint until = io_.getTimer().now() + settings_.restartLimit;
   auto opened = openAt({lease_->server}, wish);
   if (!keeper_ || opened_)
-    return opened.catch_(
-        [this, wish, tried](kj::Exception&& error) { return openNewElsewhere(wish, tried, kj::mv(error)); });
+    return opened.catch_([this, wish, tried, until](kj::Exception&& error) {
+      return openNewElsewhere(wish, tried, until, kj::mv(error));
+    });
   return lookAt(tried, wish, kj::mv(opened))
-      .then([this, wish, tried](std::shared_ptr<Look> look) -> kj::Promise<OpenSession> {
+      .then([this, wish, tried, until](std::shared_ptr<Look> look) -> kj::Promise<OpenSession> {
         KJ_IF_MAYBE (session, look->session) return kj::mv(*session);
-        KJ_IF_MAYBE (error, look->failure) return openNewElsewhere(wish, tried, kj::mv(*error));
+        KJ_IF_MAYBE (error, look->failure) return openNewElsewhere(wish, tried, until, kj::mv(*error));
         return failOver(tried).then([this, wish] { return openAt({lease_->server}, wish); });
       });
 }
 
 kj::Promise<OpenSession> Holder::openNewElsewhere(const SessionWish& wish, const pool::ServerLife& tried,
-                                                  kj::Exception why) {
+                                                  kj::TimePoint until, kj::Exception why) {
   const Status status = toFailure(why).status;
   if (status != Status::leaseEnded && status != Status::serverLost) return kj::mv(why);
   return places().then(
-      [this, wish, tried, status,
+      [this, wish, tried, until, status,
        why = kj::cp(why)](std::vector<pool::Server>&& servers) mutable -> kj::Promise<OpenSession> {
         if (servers.empty()) return toException({Status::waiting, kHeld});
         // A server that did not know the lease may do so now: it has been restored there.
@@ -384,8 +386,14 @@ kj::Promise<OpenSession> Holder::openNewElsewhere(const SessionWish& wish, const
           std::erase_if(servers, [&](const pool::Server& one) { return one.life() == tried; });
         if (!servers.empty() && lease_) return openAt({servers.rbegin(), servers.rend()}, wish);
         // Nothing of the lease was ever there, so that nothing is lost.
-        if (!keeper_ || !lease_ || opened_) return kj::mv(why);
-        return failOver(tried).then([this, wish] { return openAt({lease_->server}, wish); });
+        if (keeper_ && lease_ && !opened_)
+          return failOver(tried).then([this, wish] { return openAt({lease_->server}, wish); });
+        if (status != Status::serverLost || !lease_ || io_.getTimer().now() >= until) return kj::mv(why);
+        return io_.getTimer()
+            .afterDelay(settings_.placesPause)
+            .then([this, wish, tried, until, why = kj::mv(why)]() mutable {
+              return openNewElsewhere(wish, tried, until, kj::mv(why));
+            });
       },
       [why = kj::cp(why)](kj::Exception&&) mutable -> kj::Promise<OpenSession> { return kj::mv(why); });
 }

@@ -47,6 +47,8 @@ struct HolderSettings {
   kj::Duration sessionLimit = 30 * kj::SECONDS;  // a session is open within this
   kj::Duration placesLimit = 5 * kj::SECONDS;    // the manager has said within this where the lease is
   kj::Duration placesPause = 200 * kj::MILLISECONDS;
+  // A server that is started again takes new sessions within this: it has to find its GPUs first.
+  kj::Duration restartLimit = 10 * kj::SECONDS;
   kj::Duration releaseLimit = 7 * kj::SECONDS;  // one attempt to give the lease back
   kj::Duration releasePause = 200 * kj::MILLISECONDS;
   // The server of a lease whose memory is off its devices is asked again after this, and then ever more
@@ -123,7 +125,7 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   kj::Promise<OpenSession> openMoved(const SessionWish& wish);
   kj::Promise<OpenSession> openNew(const SessionWish& wish);
   kj::Promise<OpenSession> openNewElsewhere(const SessionWish& wish, const pool::ServerLife& tried,
-                                            kj::Exception why);
+                                            kj::TimePoint until, kj::Exception why);
   // At the first of these servers that does not refuse it.
   kj::Promise<OpenSession> openAt(std::vector<pool::Server> servers, const SessionWish& wish);
   // Manager.places, within placesLimit, also of a manager that is just being started again. Empty: the lease

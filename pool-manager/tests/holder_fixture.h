@@ -55,6 +55,7 @@ struct Fixture {
     settings.request.ttlMs = 1000;
     settings.connectLimit = 500 * kj::MILLISECONDS;
     settings.sessionLimit = 500 * kj::MILLISECONDS;
+    settings.restartLimit = 0 * kj::SECONDS;
   }
   void startManager() {
     PoolTimes times;

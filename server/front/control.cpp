@@ -33,14 +33,15 @@ kj::Promise<void> Control::revoke(RevokeContext context) {
   const Id id = schema::read(context.getParams().getId());
   const std::string reason = context.getParams().getReason();
   context.releaseParams();
-  if (!leases_.close(id))  // idempotent; of an earlier life others may have memory still
-    return hooks_.earlierGone(id).then([this, id] { return sessions_.givenBack(id); }).then([this, id] {
-      hooks_.gone(id);
-    });
+  if (!leases_.close(id)) return hooks_.earlierGone(id).then([this, id] { hooks_.gone(id); });  // idempotent
   if (const auto ending = ending_.find(id); ending != ending_.end()) return ending->second.addBranch();
   GPUPOOL_INFO("lease %s revoked: %s", id.text().c_str(), reason.c_str());
-  // Kept by this server, not by the call: a manager that goes away meanwhile must not leave the lease half
-  // closed.
+  return beginEnd(id, reason);
+}
+
+// Kept by this server, not by the call: a manager that goes away meanwhile must not leave the lease half
+// closed.
+kj::Promise<void> Control::beginEnd(const Id& id, const std::string& reason) {
   auto& done = ending_.emplace(id, endLease(id, reason).fork()).first->second;
   tasks_.add(done.addBranch().then([this, id] { ending_.erase(id); },
                                    [this, id](kj::Exception&& exception) {
@@ -48,6 +49,11 @@ kj::Promise<void> Control::revoke(RevokeContext context) {
                                      taskFailed(kj::mv(exception));
                                    }));
   return done.addBranch();
+}
+
+void Control::goOnEnding() {
+  for (const auto& [id, lease] : leases_.all())
+    if (lease.closing && !ending_.contains(id)) tasks_.add(beginEnd(id, ""));
 }
 
 // The lease's devices are free when nobody has memory there: not its sessions, not workers of an earlier life

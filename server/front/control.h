@@ -49,6 +49,10 @@ class Control final : public schema::ServerControl::Server, private kj::TaskSet:
         hooks_(std::move(hooks)),
         tasks_(*this) {}
 
+  // Leases that an earlier life of this server was ending are at their end as soon as nobody has memory of
+  // them: whether or not a manager asks again.
+  void goOnEnding();
+
  protected:
   kj::Promise<void> grant(GrantContext context) override;
   kj::Promise<void> revoke(RevokeContext context) override;
@@ -64,6 +68,7 @@ class Control final : public schema::ServerControl::Server, private kj::TaskSet:
 
  private:
   kj::Promise<void> endLease(const Id& id, const std::string& reason);
+  kj::Promise<void> beginEnd(const Id& id, const std::string& reason);
   void taskFailed(kj::Exception&& exception) override;
 
   LeaseTable& leases_;

@@ -121,8 +121,6 @@ void Front::claim(Inventory& found) {
   ServerState stored = state_->read();
   sharing_ = stored.sharing ? std::move(*stored.sharing) : newSharing();
   ++sharing_.life;
-  for (const StoredWorker& worker : stored.workers)
-    if (worker.session) storedNumbers_.push_back(worker.session->number);
   DeviceClaims::Settings settings;
   settings.lockFolder = options_.deviceLocks;
   settings.me = {options_.name, identity, getpid(), processStartTicks(getpid())};
@@ -146,6 +144,12 @@ void Front::devicesChanged() {
   store();
 }
 
+std::set<Id> Front::lending() const {
+  std::set<Id> leases;
+  for (const auto& [lease, epoch] : sessions_->lenders()) leases.insert(lease);
+  return leases;
+}
+
 void Front::store() {
   ServerState state;
   state.epochs = storedEpochs_;
@@ -157,9 +161,13 @@ void Front::store() {
   if (!readopted_)
     state.leases = storedLeases_;
   else if (!stopping_ && options_.restartTime.count() != 0)
-    state.leases = leases_->readoptable();
+    state.leases = leases_->readoptable(lending());
   state.copier = readopted_ ? copier_->stored() : storedCopier_;
   state.sharing = sharing_;
+  state.sharing->sessions = sessions_->allNumbers();
+  if (!readopted_)
+    state.sharing->sessions.insert(state.sharing->sessions.end(), sharing_.sessions.begin(),
+                                   sharing_.sessions.end());
   state_->write(state);
 }
 
@@ -208,6 +216,7 @@ void Front::run(Inventory found) {
   sessions_->share(sharing_);
   sessions_->onChange([this] { store(); });
   leases_->onChange([this] { store(); });
+  sessions_->onLimits([this](const Id& lease, uint64_t epoch) { return leases_->limits(lease, epoch); });
   sessions_->onHostMemory([](uint64_t bytes) { return hostHasRoom(bytes); });
   sessions_->onSharing(
       [this](const Id& owner, const Id& lease) { return leases_->ofOneTenant(owner, lease); });
@@ -234,7 +243,7 @@ kj::Promise<void> Front::readopt() {
     readoption_ = kj::heap<Readoption>(io_.unixEventPort, timer_, *leases_, *sessions_, *claims_,
                                        Doors(options_.doors()), settings);
     return readoption_->run(options_.restartTime.count() != 0 ? storedLeases_ : std::vector<StoredGrant>{},
-                            std::move(storedNumbers_));
+                            sharing_.sessions);
   });
   return sessions.then([this] {
     readopted_ = true;

@@ -69,6 +69,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   // What is known of earlier lives changed, or what the next one must know.
   void devicesChanged();
   void store();
+  std::set<Id> lending() const;  // leases of which others have memory
   // The programs of --workers, besides the one that has taken the inventory.
   kj::Promise<void> lookForWorkers(uint64_t currentRows);
   void run(Inventory inventory);
@@ -127,8 +128,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   std::vector<NotedHold> storedHolds_;
   std::vector<StoredGrant> storedLeases_;     // of the earlier life
   std::optional<StoredCopier> storedCopier_;  // likewise
-  std::vector<uint64_t> storedNumbers_;       // likewise: of its sessions
-  StoredSharing sharing_;
+  StoredSharing sharing_;                     // its `sessions`: likewise
   kj::Own<DeviceClaims> claims_;
   std::unique_ptr<fabric::Watch> fabric_;
   std::unique_ptr<health::Watch> health_;

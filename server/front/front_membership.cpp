@@ -22,8 +22,10 @@ void Front::join() {
   settings.manager = options_.manager;
   if (!options_.tokenFile.empty() || !options_.tlsCa.empty())
     settings.credentials = credentialsOf(options_.tokenFile, kServersTenant, options_.tlsCa);
-  membership_ = kj::heap<Membership>(io_.provider->getNetwork(), timer_, std::move(settings), facts(),
-                                     kj::heap<Control>(*leases_, *sessions_, *suspension_, hooks()));
+  auto control = kj::heap<Control>(*leases_, *sessions_, *suspension_, hooks());
+  control->goOnEnding();
+  membership_ =
+      kj::heap<Membership>(io_.provider->getNetwork(), timer_, std::move(settings), facts(), kj::mv(control));
 }
 
 Membership::Facts Front::facts() {
@@ -63,7 +65,7 @@ Membership::Facts Front::facts() {
   facts.lent = [this] {
     std::map<Id, std::string> lent;
     for (const auto& [lease, epoch] : sessions_->lenders())
-      if (leases_->admissible(lease) == nullptr)  // also one that ended in an earlier life of this server
+      if (leases_->contains(lease) && leases_->admissible(lease) == nullptr)
         lent[lease] = sessions_->borrowers(lease);
     return lent;
   };
@@ -138,10 +140,7 @@ void Front::describe(schema::Manager::JoinParams::Builder join) {
   schema::write(walls_.missing, info.initMissingWalls(static_cast<unsigned>(walls_.missing.size())));
   schema::write(claims_->leftOut(), info.initLeftOut(static_cast<unsigned>(claims_->leftOut().size())));
 
-  // A lease that has ended, but of which others have memory, is not over here either.
-  auto readopted = leases_->readopted();
-  for (const auto& [lease, epoch] : sessions_->lenders())
-    if (!leases_->contains(lease)) readopted.emplace_back(lease, epoch);
+  const auto readopted = leases_->readopted();
   auto adopted = join.initReadopted(static_cast<unsigned>(readopted.size()));
   for (unsigned i = 0; i < adopted.size(); ++i) {
     schema::write(readopted[i].first, adopted[i].initId());

@@ -71,10 +71,12 @@ std::optional<std::string> LeaseTable::grant(schema::Lease::Reader lease) {
   return std::nullopt;
 }
 
-std::vector<StoredGrant> LeaseTable::readoptable() const {
+std::vector<StoredGrant> LeaseTable::readoptable(const std::set<Id>& lend) const {
   std::vector<StoredGrant> list;
   for (const auto& [id, lease] : leases_) {
-    if (!outlives(lease) || lease.closing || lease.target || lease.holding || lease.held) continue;
+    const bool ending = lease.closing && lend.contains(id);
+    if ((!outlives(lease) || lease.closing) && !ending) continue;
+    if (lease.holding || lease.held) continue;
     StoredGrant& one = list.emplace_back(StoredGrant{id,
                                                      lease.epoch,
                                                      lease.key,
@@ -85,8 +87,9 @@ std::vector<StoredGrant> LeaseTable::readoptable() const {
                                                      lease.priority,
                                                      lease.protectMs,
                                                      lease.idleMs});
-    for (const GrantedDevice& device : lease.devices)
-      one.devices.emplace_back(devices_[device.index].uuid, device.memoryBytes);
+    one.ending = ending;
+    one.devices = named(lease);
+    if (lease.target) one.target = StoredTarget{lease.target->epoch, named(*lease.target)};
     if (!lease.paused || lease.moving) continue;  // what moves is in one worker or in the other
     StoredAside& aside = one.aside.emplace();
     aside.byTurns = lease.aside;
@@ -97,6 +100,13 @@ std::vector<StoredGrant> LeaseTable::readoptable() const {
   return list;
 }
 
+std::vector<std::pair<std::string, uint64_t>> LeaseTable::named(const Placement& placement) const {
+  std::vector<std::pair<std::string, uint64_t>> list;
+  for (const GrantedDevice& device : placement.devices)
+    list.emplace_back(devices_[device.index].uuid, device.memoryBytes);
+  return list;
+}
+
 std::vector<std::pair<Id, uint64_t>> LeaseTable::readopted() const {
   std::vector<std::pair<Id, uint64_t>> list;
   for (const auto& [id, lease] : leases_)
@@ -104,19 +114,28 @@ std::vector<std::pair<Id, uint64_t>> LeaseTable::readopted() const {
   return list;
 }
 
-std::optional<std::string> LeaseTable::readopt(const StoredGrant& lease,
-                                               std::map<Id, uint64_t> sessionEpochs) {
-  Grant grant;
-  grant.id = lease.id;
-  grant.epoch = lease.epoch;
-  for (const auto& [uuid, bytes] : lease.devices) {
+std::optional<std::string> LeaseTable::readopt(uint64_t epoch,
+                                               const std::vector<std::pair<std::string, uint64_t>>& named,
+                                               Placement& placement) const {
+  placement.epoch = epoch;
+  for (const auto& [uuid, bytes] : named) {
     const auto at = std::find_if(devices_.begin(), devices_.end(),
                                  [&, uuid = uuid](const Device& device) { return device.uuid == uuid; });
     if (at == devices_.end()) return "this server does not have its device any more";
     const GrantedDevice device{static_cast<size_t>(at - devices_.begin()), bytes};
-    if (grant.epoch > epochs_[device.index]) return "its device has not been granted with that epoch";
-    grant.devices.push_back(device);
+    if (epoch > epochs_[device.index]) return "its device has not been granted with that epoch";
+    placement.devices.push_back(device);
   }
+  return std::nullopt;
+}
+
+std::optional<std::string> LeaseTable::readopt(const StoredGrant& lease,
+                                               std::map<Id, uint64_t> sessionEpochs) {
+  Grant grant;
+  grant.id = lease.id;
+  if (auto why = readopt(lease.epoch, lease.devices, grant)) return why;
+  if (lease.target)
+    if (auto why = readopt(lease.target->epoch, lease.target->devices, grant.target.emplace())) return why;
   grant.key = lease.key;
   grant.holder = lease.holder;
   grant.tenant = lease.tenant;
@@ -125,6 +144,7 @@ std::optional<std::string> LeaseTable::readopt(const StoredGrant& lease,
   grant.protectMs = lease.protectMs;
   grant.idleMs = lease.idleMs;
   grant.readopted = true;
+  grant.closing = lease.ending;
   grant.sessionEpochs = std::move(sessionEpochs);
   if (lease.aside) {
     grant.paused = true;
@@ -137,6 +157,9 @@ std::optional<std::string> LeaseTable::readopt(const StoredGrant& lease,
   }
   for (size_t place = 0; place < grant.devices.size(); ++place)
     if (auto missing = lacks(grant.devices[place].index, reserved(grant, place))) return missing;
+  if (grant.target)
+    for (const GrantedDevice& device : grant.target->devices)
+      if (auto missing = lacks(device.index, whole(device))) return missing;
   leases_.emplace(grant.id, std::move(grant));
   return std::nullopt;
 }
@@ -380,6 +403,15 @@ Grant* LeaseTable::admissible(const Id& id) {
 bool LeaseTable::ofOneTenant(const Id& one, const Id& other) {
   const Grant *first = admissible(one), *second = admissible(other);
   return first != nullptr && second != nullptr && first->tenant == second->tenant;
+}
+
+std::vector<uint64_t> LeaseTable::limits(const Id& id, uint64_t deviceEpoch) const {
+  const auto found = leases_.find(id);
+  const Placement* placement = found == leases_.end() ? nullptr : found->second.placement(deviceEpoch);
+  std::vector<uint64_t> list;
+  if (placement != nullptr)
+    for (const GrantedDevice& device : placement->devices) list.push_back(device.memoryBytes);
+  return list;
 }
 
 bool LeaseTable::close(const Id& id) {

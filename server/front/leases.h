@@ -26,6 +26,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -111,9 +112,9 @@ class LeaseTable {
   // The next life of this server may go on with the lease, and its sessions that are as they were: it does
   // not go elsewhere when this server dies.
   static bool outlives(const Grant& lease) { return !lease.holderKeeps; }
-  // Those of them with which it could go on now: not what is about to end, or to go elsewhere, or is in
-  // files.
-  std::vector<StoredGrant> readoptable() const;
+  // Those of them with which it could go on now: not what is in files, or on its way there, and of what is
+  // about to end only those of which others have memory (lend).
+  std::vector<StoredGrant> readoptable(const std::set<Id>& lend = {}) const;
   // As an earlier life of this server had it; one that was on its way to the copier or back is paused, until
   // its sessions have said where it is. sessionEpochs: Grant's. The error: why not.
   std::optional<std::string> readopt(const StoredGrant& lease, std::map<Id, uint64_t> sessionEpochs);
@@ -181,10 +182,18 @@ class LeaseTable {
     return problems_[device].empty() ? busy_[device] : problems_[device];
   }
   uint64_t epoch(size_t device) const { return epochs_[device]; }
+  // What the lease has of each device, in its placement of that epoch; empty: there is none. Also of one that
+  // is closing.
+  std::vector<uint64_t> limits(const Id& id, uint64_t deviceEpoch) const;
   const std::vector<Device>& devices() const { return devices_; }
   std::vector<int> ordinals(const Placement& placement) const;  // the driver's
 
  private:
+  // StoredGrant's devices, and a placement of these as an earlier life had it. The error: why not.
+  std::vector<std::pair<std::string, uint64_t>> named(const Placement& placement) const;
+  std::optional<std::string> readopt(uint64_t epoch,
+                                     const std::vector<std::pair<std::string, uint64_t>>& named,
+                                     Placement& placement) const;
   // Of one device, beside what is reserved there. The error: what is missing.
   std::optional<std::string> lacks(size_t device, uint64_t amount) const;
   // A lease with this device of it, beside all others: as `crowded`.

@@ -39,8 +39,8 @@ SharedPiece Offers::pieceOf(const Token& token) const {
   const auto offer = offers_.find(token.key);
   if (offer == offers_.end()) return {};
   const Piece& piece = pieces_.at(offer->second.piece);
-  return {piece.account,     piece.session,     piece.whole.piece,
-          piece.whole.place, piece.whole.bytes, piece.device};
+  return {offer->second.piece, piece.account,     piece.session, piece.whole.piece,
+          piece.whole.place,   piece.whole.bytes, piece.device};
 }
 
 void Offers::endOffer(uint64_t session, const Token& token) {
@@ -163,26 +163,25 @@ std::set<Offers::AccountName> Offers::lenders() const {
 // ---- of an earlier life ----
 
 // Pieces first, then what stands on them, whatever the order in which sessions came.
-std::vector<Offers::Charge> Offers::restore(std::vector<Earlier> all) {
+std::vector<Offers::Charge> Offers::restore(std::vector<Earlier> all, const IsHere& isHere) {
   std::vector<Charge> charges;
   for (Earlier& one : all)
-    for (auto& [piece, descriptor] : one.pieces)
-      if (piece.session == one.session && piece.account == one.account)
-        restorePiece(piece, kj::mv(descriptor));
-  Orphans orphans;
+    for (auto& [id, piece] : one.pieces)
+      if (piece.first.session == one.session && piece.first.account == one.account)
+        restorePiece(piece.first, kj::mv(piece.second));
   for (const Earlier& one : all) {
     for (const Earlier::Offered& offered : one.offers) restoreOffer(one.session, offered);
     for (const auto& [opening, piece] : one.openings)
-      if (auto charge = restoreOpening(one, opening, piece, orphans)) charges.push_back(*charge);
+      if (auto charge = restoreOpening(one, opening, piece, isHere)) charges.push_back(*charge);
   }
   return charges;
 }
 
 void Offers::restorePiece(const SharedPiece& piece, kj::AutoCloseFd descriptor) {
-  if (pieces_.size() >= mostPieces_) return;
-  if (!known_.emplace(std::pair(piece.session, piece.piece), nextPiece_).second) return;
+  if (pieces_.size() >= mostPieces_ || piece.id >= first_ || pieces_.contains(piece.id)) return;
+  if (!known_.emplace(std::pair(piece.session, piece.piece), piece.id).second) return;
   const Part whole{piece.piece, piece.place, piece.bytes, 0, piece.bytes};
-  pieces_.emplace(nextPiece_++,
+  pieces_.emplace(piece.id,
                   Piece{piece.account, piece.session, whole, piece.device, kj::mv(descriptor), {}, {}, {}});
 }
 
@@ -198,24 +197,21 @@ void Offers::restoreOffer(uint64_t session, const Earlier::Offered& offered) {
 }
 
 std::optional<Offers::Charge> Offers::restoreOpening(const Earlier& who, uint64_t opening,
-                                                     const SharedPiece& of, Orphans& orphans) {
-  if (of.session == who.session || openingsOf_[who.session] >= kMostOffers) return std::nullopt;
+                                                     const SharedPiece& of, const IsHere& isHere) {
+  if (of.session == who.session || of.id >= first_ || opening == 0 || opening >= first_) return std::nullopt;
+  if (openingsOf_[who.session] >= kMostOffers) return std::nullopt;
   std::optional<Charge> charge;
-  auto piece = find(of.session, of.piece);
+  auto piece = pieces_.find(of.id);
   if (piece == pieces_.end()) {
-    const auto [orphan, fresh] = orphans.emplace(std::pair(of.session, of.piece), nextPiece_);
-    if (fresh) {
-      if (pieces_.size() >= mostPieces_) return orphans.erase(orphan), std::nullopt;
-      const Part whole{of.piece, of.place, of.bytes, 0, of.bytes};
-      pieces_.emplace(nextPiece_++, Piece{of.account, 0, whole, of.device, kj::AutoCloseFd(), {}, {}, {}});
-      charge = Charge{of.account, 0, kHeir | orphan->second, of.place, of.bytes};
-    }
-    piece = pieces_.find(orphan->second);
+    if (pieces_.size() >= mostPieces_ || !isHere(of.account)) return std::nullopt;
+    const Part whole{of.piece, of.place, of.bytes, 0, of.bytes};
+    piece =
+        pieces_.emplace(of.id, Piece{of.account, 0, whole, of.device, kj::AutoCloseFd(), {}, {}, {}}).first;
+    charge = Charge{of.account, 0, kHeir | of.id, of.place, of.bytes};
   }
-  if (!openings_.emplace(std::pair(who.session, opening), piece->first).second) return charge;
+  openings_.emplace(std::pair(who.session, opening), of.id);
   piece->second.openings.emplace(std::pair(who.session, opening), who.account.first);
   ++openingsOf_[who.session];
-  nextOpening_ = std::max(nextOpening_, opening + 1);
   return charge;
 }
 

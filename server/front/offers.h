@@ -68,17 +68,25 @@ class Offers {
   struct Earlier {
     AccountName account;
     uint64_t session = 0;
-    std::vector<std::pair<SharedPiece, kj::AutoCloseFd>> pieces;  // its own
+    std::map<uint64_t, std::pair<SharedPiece, kj::AutoCloseFd>> pieces;  // its own, by their ids
     struct Offered {
       Id key;
       uint64_t piece = 0, offset = 0, length = 0;
     };
     std::vector<Offered> offers;
-    std::vector<std::pair<uint64_t, SharedPiece>> openings;  // by number
+    std::map<uint64_t, SharedPiece> openings;  // by number
   };
+  // Says of a placement whether its lease is one here, that goes on or ends.
+  using IsHere = std::function<bool(const AccountName&)>;
 
-  // mostPieces: of all sessions together; each has a descriptor.
-  explicit Offers(size_t mostPieces, Id server = Id::random()) : server_(server), mostPieces_(mostPieces) {}
+  // mostPieces: of all sessions together; each has a descriptor. server, life: StoredSharing's. Pieces and
+  // openings of a life have numbers that no other has.
+  explicit Offers(size_t mostPieces, Id server = Id::random(), uint32_t life = 0)
+      : server_(server),
+        mostPieces_(mostPieces),
+        first_(uint64_t{life} << 32 | 1),
+        nextPiece_(first_),
+        nextOpening_(first_) {}
 
   // Of a piece that is known already, the descriptor is dropped.
   Refusal offer(const Asker& owner, const Part& part, kj::AutoCloseFd descriptor, Token& token);
@@ -92,8 +100,8 @@ class Offers {
   // Of something that is offered: its piece.
   SharedPiece pieceOf(const Token& token) const;
   // All that is still shared of an earlier life's. What no owner names has none any more, and so gets an
-  // heir: that is what the charges say, from nobody.
-  std::vector<Charge> restore(std::vector<Earlier> all);
+  // heir: that is what the charges say, from nobody. Nobody's any more is what is of no lease here.
+  std::vector<Charge> restore(std::vector<Earlier> all, const IsHere& isHere);
   // The session has ended. In the order in which they count.
   std::vector<Charge> leave(uint64_t session);
   // The sessions that have parts of pieces in that place in common with this one, in either direction.
@@ -106,6 +114,7 @@ class Offers {
 
   const Id& server() const { return server_; }
   size_t pieces() const { return pieces_.size(); }
+  size_t mostPieces() const { return mostPieces_; }
 
  private:
   struct Piece {
@@ -130,13 +139,12 @@ class Offers {
   Charge end(std::map<uint64_t, Piece>::iterator piece);
   void restorePiece(const SharedPiece& piece, kj::AutoCloseFd descriptor);
   void restoreOffer(uint64_t session, const Earlier::Offered& offered);
-  using Orphans = std::map<std::pair<uint64_t, uint64_t>, uint64_t>;  // session and its number -> piece
   std::optional<Charge> restoreOpening(const Earlier& who, uint64_t opening, const SharedPiece& of,
-                                       Orphans& orphans);
+                                       const IsHere& isHere);
 
   Id server_;
   size_t mostPieces_;
-  uint64_t nextPiece_ = 1, nextOpening_ = 1;
+  uint64_t first_, nextPiece_, nextOpening_;
   std::map<uint64_t, Piece> pieces_;
   std::map<std::pair<uint64_t, uint64_t>, uint64_t> known_;  // session and its number of a piece -> piece
   std::map<Id, Offer> offers_;

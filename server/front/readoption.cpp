@@ -4,6 +4,7 @@
 #include <capnp/serialize.h>
 #include <fcntl.h>
 #include <kj/debug.h>
+#include <signal.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -57,7 +58,8 @@ Readoption::Readoption(kj::UnixEventPort& port, kj::Timer& timer, LeaseTable& le
       sessions_(sessions),
       claims_(claims),
       doors_(std::move(doors)),
-      settings_(settings) {}
+      settings_(settings),
+      tasks_(*this) {}
 
 kj::Promise<void> Readoption::run(const std::vector<StoredGrant>& leases, std::vector<uint64_t> sessions) {
   const auto workers = claims_.spared();
@@ -70,9 +72,28 @@ kj::Promise<void> Readoption::run(const std::vector<StoredGrant>& leases, std::v
     asked.add(adopt(worker));
   }
   doors_.sweep(known);
-  return kj::joinPromises(asked.releaseAsArray()).then([this, sessions = std::move(sessions)]() mutable {
-    return sessions_.restoreShares(settings_.bound, std::move(sessions));
-  });
+  return kj::joinPromises(asked.releaseAsArray())
+      .then([this] { return sessions_.restoreShares(settings_.bound); })
+      .then([this, sessions = std::move(sessions)] { tellEnded(sessions); });
+}
+
+// Of one whose worker has not come back and is not gone either, when it is: until then its streams may write.
+void Readoption::tellEnded(const std::vector<uint64_t>& sessions) {
+  const auto survivors = claims_.earlier();
+  for (const uint64_t number : sessions) {
+    if (number == 0 || sessions_.hasNumber(number)) continue;
+    const auto survivor = std::ranges::find_if(survivors, [&](const StoredWorker& worker) {
+      return worker.session && worker.session->number == number;
+    });
+    if (survivor == survivors.end())
+      sessions_.endedEarlier(number);
+    else
+      tasks_.add(claims_.gone(survivor->lease).then([this, number] { sessions_.endedEarlier(number); }));
+  }
+}
+
+void Readoption::taskFailed(kj::Exception&& exception) {
+  GPUPOOL_ERROR("readoption: %s", exception.getDescription().cStr());
 }
 
 void Readoption::adoptLeases(const std::vector<StoredGrant>& leases,
@@ -109,6 +130,7 @@ kj::Promise<void> Readoption::adopt(StoredWorker worker) {
            auto order = message.initRoot<schema::WorkerOrder>().initReadopt();
            schema::write(worker.session->id, order.initSession());
            order.setEpoch(worker.session->epoch);
+           order.setShares(true);
            const auto words = capnp::messageToFlatArray(message);
            const auto bytes = words.asBytes();
            if (const int error =
@@ -160,6 +182,7 @@ kj::Promise<kj::Own<Readoption::Answer>> Readoption::hear(kj::Own<kj::UnixEventP
     answer->counts = {counts.getCalls(), counts.getAwaited(), counts.getToDeviceBytes(),
                       counts.getFromDeviceBytes()};
     answer->shares = readopted.getShares();
+    if (answer->shares > 3 * Offers::kMostOffers) refuse(kNonsense);  // pieces, offers and openings
     answer->changing = readopted.getChanging();
     if (readopted.hasSuspended()) answer->state = readState(readopted.getSuspended());
     answer->socket = kj::mv(ours);
@@ -175,6 +198,8 @@ void Readoption::take(const StoredWorker& worker, Answer& answer) {
   if (answer.taken.size() != placement->devices.size() || answer.rowsHash != worker.session->rowsHash ||
       (answer.state.suspended && answer.state.facts.kept.size() != placement->devices.size()))
     refuse(kNonsense);
+  // Of the two workers between which a session moved one alone answers.
+  if (sessions_.hasNumber(worker.session->number)) refuse("another worker has its session");
   // What it has there may be another lease's by now.
   if (lease->suspended && (answer.changing || !answer.state.suspended)) refuse("its lease is suspended");
   SessionFacts facts;
@@ -193,8 +218,11 @@ void Readoption::take(const StoredWorker& worker, Answer& answer) {
   }
   auto readopted = claims_.readopt(worker.pid, kj::mv(answer.locks));
   KJ_IF_MAYBE (process, readopted) {
-    int again;
-    KJ_SYSCALL(again = fcntl(*process, F_DUPFD_CLOEXEC, 0));
+    const int again = fcntl(*process, F_DUPFD_CLOEXEC, 0);
+    if (again < 0) {
+      kill(worker.pid, SIGKILL);  // nobody watches it any more
+      refuse("this server can have no more descriptors");
+    }
     settings_.parent->adopt(worker.pid, kj::AutoCloseFd(again));
     auto child = kj::heap<WorkerChild>(
         port_, *settings_.parent, WorkerParent::Process{worker.pid, kj::mv(*process)}, kj::mv(answer.socket));

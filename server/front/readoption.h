@@ -23,7 +23,7 @@
 
 namespace gpupool::server {
 
-class Readoption {
+class Readoption final : private kj::TaskSet::ErrorHandler {
  public:
   struct Settings {
     WorkerParent* parent = &ownChildren();  // the workers become its
@@ -35,7 +35,7 @@ class Readoption {
   KJ_DISALLOW_COPY(Readoption);
 
   // Before anything is granted here, or begins. Resolves when all of it is decided. sessions: the numbers of
-  // all sessions that were noted, also of those that are gone.
+  // all sessions that were noted (StoredSharing), also of those that are gone.
   kj::Promise<void> run(const std::vector<StoredGrant>& leases, std::vector<uint64_t> sessions);
 
  private:
@@ -44,6 +44,8 @@ class Readoption {
   kj::Promise<void> adopt(StoredWorker worker);
   kj::Promise<kj::Own<Answer>> hear(kj::Own<kj::UnixEventPort::FdObserver> observer, kj::AutoCloseFd ours);
   void take(const StoredWorker& worker, Answer& answer);
+  void tellEnded(const std::vector<uint64_t>& sessions);
+  void taskFailed(kj::Exception&& exception) override;
 
   kj::UnixEventPort& port_;
   kj::Timer& timer_;
@@ -52,6 +54,7 @@ class Readoption {
   DeviceClaims& claims_;
   Doors doors_;
   Settings settings_;
+  kj::TaskSet tasks_;
 };
 
 }  // namespace gpupool::server

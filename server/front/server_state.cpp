@@ -46,13 +46,33 @@ void writeSession(const StoredSession& from, schema::StoredSession::Builder to) 
 
 StoredSharing readSharing(schema::StoredSharing::Reader from) {
   const auto seal = std::as_bytes(std::span(from.getSeal().begin(), from.getSeal().size()));
-  return {schema::read(from.getServer()), {seal.begin(), seal.end()}, from.getLife()};
+  StoredSharing sharing{schema::read(from.getServer()), {seal.begin(), seal.end()}, from.getLife(), {}};
+  for (const uint64_t number : from.getSessions()) sharing.sessions.push_back(number);
+  return sharing;
 }
 
 void writeSharing(const StoredSharing& from, schema::StoredSharing::Builder to) {
   schema::write(from.server, to.initServer());
   to.setSeal({reinterpret_cast<const kj::byte*>(from.seal.data()), from.seal.size()});
   to.setLife(from.life);
+  to.setSessions(kj::arrayPtr(from.sessions.data(), from.sessions.size()));
+}
+
+using StoredDevices = std::vector<std::pair<std::string, uint64_t>>;
+
+StoredDevices readDevices(schema::Lease::Reader from) {
+  StoredDevices devices;
+  for (auto device : from.getDevices())
+    devices.emplace_back(schema::bytes(device.getInfo().getUuid()), device.getMemoryBytes());
+  return devices;
+}
+
+void writeDevices(const StoredDevices& from, schema::Lease::Builder to) {
+  auto devices = to.initDevices(static_cast<unsigned>(from.size()));
+  for (unsigned i = 0; i < devices.size(); ++i) {
+    devices[i].initInfo().setUuid(schema::data(from[i].first));
+    devices[i].setMemoryBytes(from[i].second);
+  }
 }
 
 StoredGrant readGrant(schema::Lease::Reader from) {
@@ -61,8 +81,7 @@ StoredGrant readGrant(schema::Lease::Reader from) {
   lease.epoch = from.getDeviceEpoch();
   const auto* key = reinterpret_cast<const std::byte*>(from.getSessionKey().begin());
   lease.key.assign(key, key + from.getSessionKey().size());
-  for (auto device : from.getDevices())
-    lease.devices.emplace_back(schema::bytes(device.getInfo().getUuid()), device.getMemoryBytes());
+  lease.devices = readDevices(from);
   lease.holder = schema::text(from.getHolder());
   lease.tenant = schema::text(from.getTenant());
   const auto terms = from.getTerms();
@@ -77,11 +96,7 @@ void writeGrant(const StoredGrant& from, schema::Lease::Builder to) {
   schema::write(from.id, to.initId());
   to.setDeviceEpoch(from.epoch);
   to.setSessionKey({reinterpret_cast<const kj::byte*>(from.key.data()), from.key.size()});
-  auto devices = to.initDevices(static_cast<unsigned>(from.devices.size()));
-  for (unsigned i = 0; i < devices.size(); ++i) {
-    devices[i].initInfo().setUuid(schema::data(from.devices[i].first));
-    devices[i].setMemoryBytes(from.devices[i].second);
-  }
+  writeDevices(from.devices, to);
   to.setHolder(from.holder);
   to.setTenant(from.tenant);
   auto terms = to.initTerms();
@@ -112,17 +127,36 @@ void writeAside(const StoredGrant& from, schema::StoredAside::Builder to) {
 
 // Each kind has a list of its own.
 void writeLeases(const std::vector<StoredGrant>& from, schema::StoredServer::Builder to) {
-  const auto aside = static_cast<unsigned>(
-      std::count_if(from.begin(), from.end(), [](const StoredGrant& one) { return one.aside.has_value(); }));
-  auto leases = to.initLeases(static_cast<unsigned>(from.size()) - aside);
+  const auto count = [&](auto&& is) { return static_cast<unsigned>(std::ranges::count_if(from, is)); };
+  const unsigned aside = count([](const StoredGrant& one) { return !one.ending && one.aside; });
+  const unsigned ending = count([](const StoredGrant& one) { return one.ending; });
+  auto leases = to.initLeases(static_cast<unsigned>(from.size()) - aside - ending);
   auto others = to.initAside(aside);
-  unsigned lease = 0, other = 0;
+  auto ends = to.initEnding(ending);
+  unsigned lease = 0, other = 0, end = 0;
   for (const StoredGrant& one : from) {
-    if (one.aside)
+    if (one.ending)
+      writeGrant(one, ends[end++]);
+    else if (one.aside)
       writeAside(one, others[other++]);
     else
       writeGrant(one, leases[lease++]);
   }
+  auto targets = to.initTargets(count([](const StoredGrant& one) { return one.target.has_value(); }));
+  unsigned target = 0;
+  for (const StoredGrant& one : from) {
+    if (!one.target) continue;
+    schema::write(one.id, targets[target].initId());
+    targets[target].setDeviceEpoch(one.target->epoch);
+    writeDevices(one.target->devices, targets[target++]);
+  }
+}
+
+void readTargets(schema::StoredServer::Reader from, std::vector<StoredGrant>& leases) {
+  for (auto target : from.getTargets())
+    for (StoredGrant& lease : leases)
+      if (lease.id == schema::read(target.getId()))
+        lease.target = StoredTarget{target.getDeviceEpoch(), readDevices(target)};
 }
 
 }  // namespace
@@ -150,6 +184,12 @@ ServerState StateFile::read() {
         for (auto lease : stored.getLeases()) state.leases.push_back(readGrant(lease));
       if (ofThisInterface)
         for (auto lease : stored.getAside()) state.leases.push_back(readAside(lease));
+      if (ofThisInterface)
+        for (auto lease : stored.getEnding()) {
+          state.leases.push_back(readGrant(lease));
+          state.leases.back().ending = true;
+        }
+      readTargets(stored, state.leases);
       if (stored.hasSharing()) state.sharing = readSharing(stored.getSharing());
       if (stored.hasCopier())
         state.copier =

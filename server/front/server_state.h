@@ -58,6 +58,13 @@ struct StoredCopier {
   bool operator==(const StoredCopier&) const = default;
 };
 
+// Grant.target.
+struct StoredTarget {
+  uint64_t epoch = 0;
+  std::vector<std::pair<std::string, uint64_t>> devices;  // StoredGrant's
+  bool operator==(const StoredTarget&) const = default;
+};
+
 // A lease with which the next life may go on (Grant).
 struct StoredGrant {
   Id id;
@@ -69,14 +76,17 @@ struct StoredGrant {
   schema::Priority priority = schema::Priority::NORMAL;
   uint32_t protectMs = 0, idleMs = 0;
   std::optional<StoredAside> aside = {};
+  std::optional<StoredTarget> target = {};
+  bool ending = false;  // it has ended, and others have memory of it
   bool operator==(const StoredGrant&) const = default;
 };
 
 // What holds in all lives of a server for what sessions share (share_receipts.h).
 struct StoredSharing {
-  Id server;                    // Offers::Token.server
-  std::vector<std::byte> seal;  // the key of receipts
-  uint32_t life = 0;            // this one's number: those of its sessions begin with it
+  Id server;                            // Offers::Token.server
+  std::vector<std::byte> seal;          // the key of receipts
+  uint32_t life = 0;                    // this one's number: those of its sessions begin with it
+  std::vector<uint64_t> sessions = {};  // these; until it knows which go on, also the earlier life's
   bool operator==(const StoredSharing&) const = default;
 };
 

@@ -13,10 +13,10 @@ constexpr size_t kMostAsked = 4096;  // of one worker; one that rebuilds has som
 
 void SessionTable::serveMemory(Session& session, schema::MemoryRequest::Reader request) {
   const Asked asked{request.getTicket(), request.getTake(), request.getGive(), request.getPlace()};
-  const bool host = asked.place == schema::HOST_MEMORY;             // no session's, but the machine's
-  const bool own = session.role == Role::next && arrives(session);  // nobody here had it before
-  if (session.role == Role::serving || own || (host && session.role == Role::next))
-    return serveMemory(session, asked);
+  const bool host = asked.place == schema::HOST_MEMORY;               // no session's, but the machine's
+  const bool own = session.role == Role::next && arrives(session);    // nobody here had it before
+  const bool serves = session.role == Role::serving && sharesKnown_;  // or it would take what an heir has
+  if (serves || own || (host && session.role == Role::next)) return serveMemory(session, asked);
   // What an old one had is the session's.
   if (session.role == Role::old || session.dropped) return;
   session.asked.push_back(asked);

@@ -12,7 +12,8 @@
 namespace gpupool::server {
 namespace {
 
-constexpr size_t kMostShared = 4096;  // of a worker that waits for its session
+constexpr size_t kMostShared = 4096;     // of a worker that waits for its session
+constexpr size_t kMostDescriptors = 64;  // likewise, of what it offers: a thread offers one at a time
 
 // Pieces of memory that sessions share: of the descriptors that this process may have, most are for others.
 size_t mostSharedPieces() {
@@ -53,14 +54,17 @@ schema::ShareError errorOf(Offers::Refusal refusal) {
 }  // namespace
 
 void SessionTable::share(const StoredSharing& sharing) {
-  offers_ = Offers(mostSharedPieces(), sharing.server);
+  offers_ = Offers(mostSharedPieces(), sharing.server, sharing.life);
   receipts_ = ShareReceipts(sharing.seal);
   nextNumber_ = uint64_t{sharing.life} << 32 | 1;
 }
 
 void SessionTable::apply(const Offers::Charge& charge) {
+  if (charge.place == schema::HOST_MEMORY) return;
+  if (charge.from == 0)
+    accounts_.try_emplace(charge.account, limits_(charge.account.first, charge.account.second));
   const auto account = accounts_.find(charge.account);
-  if (account == accounts_.end() || charge.place == schema::HOST_MEMORY) return;
+  if (account == accounts_.end()) return;
   if (charge.from == 0)
     account->second.take(charge.to, charge.place, charge.bytes);
   else if (charge.to != 0)
@@ -99,7 +103,10 @@ void SessionTable::hearShare(Session& session, schema::ShareReport::Reader repor
   if (session.role == Role::old || session.dropped) return;
   if (session.role == Role::serving && sharesKnown_) return serveShare(session, kj::mv(shared));
   session.shared.push_back(kj::mv(shared));
-  if (session.shared.size() > kMostShared) session.worker->kill();
+  const auto offers =
+      std::ranges::count_if(session.shared, [](const Shared& one) { return one.descriptor.get() >= 0; });
+  if (session.shared.size() > kMostShared || static_cast<size_t>(offers) > kMostDescriptors)
+    session.worker->kill();
 }
 
 void SessionTable::serveShares(Session& session) {
@@ -250,16 +257,23 @@ void SessionTable::hearAgain(Session& session, schema::SharedAgain::Reader again
     return;
   }
   Offers::Earlier& earlier = *session.earlier;
+  bool right = true;
   if (again.getReceipt().size() == 0) {
     earlier.offers.push_back(
         {schema::read(again.getKey().getKey()), again.getPiece(), again.getOffset(), again.getLength()});
-  } else if (const auto piece = receipts_.read(
-                 std::as_bytes(std::span(again.getReceipt().begin(), again.getReceipt().size())))) {
-    if (again.getOpening() != 0)
-      earlier.openings.emplace_back(again.getOpening(), *piece);
-    else
-      earlier.pieces.emplace_back(*piece, kj::mv(descriptor));
   } else {
+    const auto piece =
+        receipts_.read(std::as_bytes(std::span(again.getReceipt().begin(), again.getReceipt().size())));
+    right = piece.has_value();
+    if (right && again.getOpening() != 0) {
+      earlier.openings.try_emplace(again.getOpening(), *piece);
+    } else if (right) {
+      right = piece->session == session.number && piece->account == accountOf(session.facts) &&
+              ++piecesAgain_ <= offers_.mostPieces();
+      if (right) earlier.pieces.try_emplace(piece->id, *piece, kj::mv(descriptor));
+    }
+  }
+  if (!right) {
     giveUp(session, KJ_EXCEPTION(FAILED, "the worker says that it shares what it does not"));
     return;
   }
@@ -276,20 +290,26 @@ void SessionTable::lookAtOwedShares() {
   if (sharesTold_.get() != nullptr && !owesShares()) sharesTold_->fulfill();
 }
 
-kj::Promise<void> SessionTable::restoreShares(kj::Duration bound, std::vector<uint64_t> earlier) {
+kj::Promise<void> SessionTable::sharesTold(kj::Duration bound) {
   auto pair = kj::newPromiseAndFulfiller<void>();
   sharesTold_ = kj::mv(pair.fulfiller);
   lookAtOwedShares();
-  return timer_.timeoutAfter(bound, kj::mv(pair.promise))
+  return timer_.timeoutAfter(bound, kj::mv(pair.promise));
+}
+
+// What one that is killed had taken counts until it is gone.
+kj::Promise<void> SessionTable::restoreShares(kj::Duration bound) {
+  return sharesTold(bound)
       .catch_([this](kj::Exception&&) {
         for (auto& session : living_)
           if (session->owedShares != 0)
             giveUp(*session, KJ_EXCEPTION(FAILED, "the worker does not say what it shares"));
+        return sharesTold(bounds_.stop).catch_([](kj::Exception&&) {});  // a driver may hold it
       })
-      .then([this, earlier = std::move(earlier)] { settleShares(earlier); });
+      .then([this] { settleShares(); });
 }
 
-void SessionTable::settleShares(const std::vector<uint64_t>& earlier) {
+void SessionTable::settleShares() {
   sharesTold_ = nullptr;
   sharesKnown_ = true;
   std::vector<Offers::Earlier> all;
@@ -298,14 +318,19 @@ void SessionTable::settleShares(const std::vector<uint64_t>& earlier) {
     session->earlier.reset();
     session->owedShares = 0;
   }
-  for (const Offers::Charge& charge : offers_.restore(std::move(all))) apply(charge);
+  const auto isHere = [this](const AccountName& account) {
+    return !limits_(account.first, account.second).empty();
+  };
+  for (const Offers::Charge& charge : offers_.restore(std::move(all), isHere)) apply(charge);
   if (offers_.pieces() != 0)
     GPUPOOL_INFO("%zu pieces of memory of this server's earlier life are shared still", offers_.pieces());
-  for (const uint64_t number : earlier)
-    if (number != 0 && find(number) == nullptr) tellGone(readopted(), number);
-  // Those that are served may end sessions.
   for (const uint64_t number : readopted())
-    if (Session* session = find(number)) serveShares(*session);
+    if (Session* session = find(number)) {
+      for (const Asked& asked : std::exchange(session->asked, {})) serveMemory(*session, asked);
+      serveShares(*session);
+    }
 }
+
+void SessionTable::endedEarlier(uint64_t number) { tellGone(readopted(), number); }
 
 }  // namespace gpupool::server

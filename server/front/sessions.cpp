@@ -116,7 +116,8 @@ void SessionTable::watch(Session& session) {
 }
 
 kj::Promise<void> SessionTable::listen(kj::Own<Session> session) {
-  auto report = session->worker->receive();
+  // What is malformed right now is thrown to `giveUp` as well.
+  auto report = kj::evalNow([&] { return session->worker->receive(); });
   auto kept = kj::addRef(*session);
   return report.then(
       [this,
@@ -314,6 +315,15 @@ void SessionTable::conclude(Session& session, const WorkerChild::Exit& exit, std
   leaveAccount(accountOf(concluded->facts), concluded->number);
   session.dropped = true;  // another process may have its socket: what comes there is nobody's any more
   changed_();
+}
+
+std::vector<uint64_t> SessionTable::allNumbers() const {
+  std::vector<uint64_t> all;
+  for (const auto* sessions : {&living_, &next_, &old_})
+    for (const auto& session : *sessions)
+      if (!session->worker->gone()) all.push_back(session->number);
+  if (announced_) all.push_back(announced_->session->number);
+  return all;
 }
 
 std::vector<StoredWorker> SessionTable::workers() const {

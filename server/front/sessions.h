@@ -121,9 +121,13 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   };
   void readopt(SessionFacts facts, kj::Own<WorkerChild> worker, kj::AutoCloseFd client, Earlier earlier);
   // Once, behind all readopt, and before anything begins: from here on sessions share again. Resolves when
-  // each has said what it shares, or is to end, since it has not within `bound`. What they ask meanwhile is
-  // answered then. earlier: the numbers of that life's sessions: who shares events hears which have ended.
-  kj::Promise<void> restoreShares(kj::Duration bound, std::vector<uint64_t> earlier);
+  // each has said what it shares, or has ended, since it has not within `bound`. What they ask meanwhile,
+  // also of memory, is answered then.
+  kj::Promise<void> restoreShares(kj::Duration bound);
+  // That session of an earlier life has ended: who may share events with it hears so.
+  void endedEarlier(uint64_t number);
+  // Sessions of that number are in living_.
+  bool hasNumber(uint64_t number) const { return find(number) != nullptr; }
   // Ends all sessions of the lease; resolves when their processes are gone.
   kj::Promise<void> end(const Id& lease, const std::string& reason);
   // leaves: of a session whose client goes on at another server (transport::kLeavingWords).
@@ -139,6 +143,10 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   bool uses(const Id& lease, uint64_t deviceEpoch) const;
   // Before there are sessions: what holds for what they share. Else that is this object's own.
   void share(const StoredSharing& sharing);
+  // What a lease has of each device, in its placement of that epoch; empty: there is none here.
+  void onLimits(std::function<std::vector<uint64_t>(const Id& lease, uint64_t epoch)> limits) {
+    limits_ = std::move(limits);
+  }
   // Says of two leases whether they may share (Offers::MayShare). Without it none may.
   void onSharing(Offers::MayShare mayShare) { mayShare_ = std::move(mayShare); }
   // Who has device memory of that lease still, of other leases; for people, and empty: nobody. deviceEpoch:
@@ -154,6 +162,7 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   // Resolves when no worker is left there of a session that has gone on elsewhere.
   kj::Promise<void> oldGone(const Id& lease, uint64_t deviceEpoch);
   std::vector<StoredWorker> workers() const;
+  std::vector<uint64_t> allNumbers() const;  // of those whose workers are not gone
   // A session of the lease is about to be added: until the result is destroyed.
   kj::Own<void> beginning(const Id& lease);
   // Resolves when none is.
@@ -309,8 +318,9 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
     kj::Own<void> beginning;                // of one that comes from another server, until its client is here
     bool dropped = false;                   // the session does not come here
     std::optional<WorkerChild::Exit> exit;  // it is gone, and the session may come here still
-    std::vector<Asked> asked;               // answered when the session is here
-    std::vector<Shared> shared;             // likewise, and not before all is known that others share
+    // Answered when the session is here, and not before all is known that sessions share.
+    std::vector<Asked> asked;
+    std::vector<Shared> shared;
     // Its client, and why the old worker ended, where that had not said that the client has come here.
     kj::AutoCloseFd formerClient;
     std::string formerEnd;
@@ -376,7 +386,8 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   void hearAgain(Session& session, schema::SharedAgain::Reader again, kj::AutoCloseFd descriptor);
   bool owesShares() const;
   void lookAtOwedShares();
-  void settleShares(const std::vector<uint64_t>& earlier);
+  kj::Promise<void> sharesTold(kj::Duration bound);
+  void settleShares();
   void serveShares(Session& session);
   void serveShare(Session& session, Shared shared);
   void answerShare(Session& session, Shared shared);
@@ -408,7 +419,11 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   Offers offers_;
   ShareReceipts receipts_;
   bool sharesKnown_ = true;                         // of an earlier life's sessions
+  size_t piecesAgain_ = 0;                          // of all of them
   kj::Own<kj::PromiseFulfiller<void>> sharesTold_;  // while they are awaited
+  std::function<std::vector<uint64_t>(const Id&, uint64_t)> limits_ = [](const Id&, uint64_t) {
+    return std::vector<uint64_t>();
+  };
   Offers::MayShare mayShare_ = [](const Id&, const Id&) { return false; };
   std::multimap<Id, kj::Own<kj::PromiseFulfiller<void>>> givenBack_;  // by lease
   uint64_t nextNumber_ = 1;

@@ -15,6 +15,7 @@ namespace gpupool::server {
 std::vector<std::byte> ShareReceipts::write(const SharedPiece& piece) const {
   capnp::MallocMessageBuilder message;
   auto to = message.initRoot<schema::SharedPiece>();
+  to.setId(piece.id);
   to.setSession(piece.session);
   to.setPiece(piece.piece);
   to.setPlace(piece.place);
@@ -40,7 +41,8 @@ std::optional<SharedPiece> ShareReceipts::read(std::span<const std::byte> receip
   std::memcpy(words.begin(), text.data(), text.size());
   capnp::FlatArrayMessageReader reader(words);
   const auto from = reader.getRoot<schema::SharedPiece>();
-  return SharedPiece{{schema::read(from.getLease()), from.getDeviceEpoch()},
+  return SharedPiece{from.getId(),
+                     {schema::read(from.getLease()), from.getDeviceEpoch()},
                      from.getSession(),
                      from.getPiece(),
                      from.getPlace(),

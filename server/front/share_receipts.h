@@ -20,6 +20,7 @@ namespace gpupool::server {
 
 struct SharedPiece {
   using AccountName = std::pair<Id, uint64_t>;  // as SessionTable's
+  uint64_t id = 0;                              // its alone, in all lives of this server
   AccountName account;
   uint64_t session = 0, piece = 0;  // its owner's number, and that one's own of it
   uint32_t place = 0;               // as its owner's lease counts

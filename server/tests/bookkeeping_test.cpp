@@ -324,12 +324,18 @@ TEST_CASE("a server's state outlives it, and workers do not outlive the machine"
   StoredGrant aside = lease;
   aside.id = {3, 4};
   aside.aside = StoredAside{.byTurns = true, .changing = true, .kept = {5, 6}, .movedBytes = 77};
+  StoredGrant moving = lease;
+  moving.id = {3, 5};
+  moving.target = StoredTarget{9, {{uuid(1), 1000}}};
+  StoredGrant ending = lease;
+  ending.id = {3, 6};
+  ending.ending = true;
   const ServerState state{{{uuid(0), 7}, {uuid(1), 9}},
                           {{12, 345, {1, 2}, {uuid(0)}}, {13, 345, {1, 2}, {uuid(0)}, session}},
                           {{{1, 2}, {3, 4}, "monday", "x"}},
-                          {lease, aside},
+                          {lease, moving, aside, ending},
                           StoredCopier{14, 346},
-                          StoredSharing{{7, 8}, std::vector(32, std::byte{'s'}), 3}};
+                          StoredSharing{{7, 8}, std::vector(32, std::byte{'s'}), 3, {5, 6}}};
   CHECK(StateFile(path, "boot").read() == ServerState{});
   StateFile(path, "boot").write(state);
   std::ofstream(path + ".new") << "half";  // of a server that was killed while it wrote

@@ -200,6 +200,34 @@ TEST_CASE("a lease with more devices than a session can have is refused") {
         "it has 9 devices, and a session at most 8");
 }
 
+TEST_CASE("the next life of a server goes on with a lease that moves to other devices of it") {
+  LeaseTable table(twoDevices());
+  REQUIRE(grant(table, kMoving, 4, {0}) == "");
+  REQUIRE(addTarget(table, kMoving, 6, {1}) == "");
+  table.pauseToMove(kMoving);
+  const auto stored = table.readoptable();
+  REQUIRE(stored.size() == 1);
+  LeaseTable next(twoDevices(), {{uuid(0), 4}, {uuid(1), 6}});
+  REQUIRE_FALSE(next.readopt(stored[0], {}));
+  Grant& lease = *next.admissible(kMoving);
+  CHECK(indices(lease) == std::vector<size_t>{0});
+  REQUIRE(lease.target);
+  CHECK(lease.target->epoch == 6);
+  CHECK(indices(*lease.target) == std::vector<size_t>{1});
+  CHECK(next.reserved(0) == table.reserved(0));
+  CHECK(next.reserved(1) == table.reserved(1));
+  CHECK(next.readoptable() == stored);
+  CHECK(addTarget(next, kMoving, 6, {1}) == "");  // the manager goes on with it
+  next.settle(kMoving, true);
+  CHECK(next.readopted() == std::vector<std::pair<Id, uint64_t>>{{kMoving, 6}});
+  // Neither where it would have a device that is another's by now.
+  LeaseTable taken(twoDevices(), {{uuid(0), 4}, {uuid(1), 6}});
+  REQUIRE(grant(taken, {5, 5}, 7, {1}, twoDevices()[1].memoryBytes) == "");
+  CHECK(taken.readopt(stored[0], {}));
+  LeaseTable older(twoDevices(), {{uuid(0), 4}, {uuid(1), 5}});
+  CHECK(older.readopt(stored[0], {}));
+}
+
 TEST_CASE("the next life of a server goes on with leases that stay there, and with no other") {
   LeaseTable table(twoDevices());
   const auto lives = [&](Id id) {
@@ -234,6 +262,14 @@ TEST_CASE("the next life of a server goes on with leases that stay there, and wi
   table.close(kMoving);
   CHECK_FALSE(lives(kMoving));
   CHECK(changed());
+  // Unless others have memory of it: then it is not over there either.
+  REQUIRE(table.readoptable({kMoving}).size() == 1);
+  LeaseTable ending(twoDevices(), {{uuid(0), 4}, {uuid(1), 9}});
+  REQUIRE_FALSE(ending.readopt(table.readoptable({kMoving})[0], {}));
+  CHECK(ending.admissible(kMoving) == nullptr);
+  CHECK(ending.reserved(0) == kGiB);
+  CHECK(ending.limits(kMoving, 4) == std::vector<uint64_t>{kGiB, kGiB});
+  CHECK(ending.limits(kMoving, 5).empty());
 
   LeaseTable next(twoDevices(), {{uuid(0), 4}, {uuid(1), 9}});
   REQUIRE_FALSE(next.readopt(stored, {{{7, 7}, 3}}));

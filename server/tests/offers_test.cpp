@@ -236,55 +236,63 @@ TEST_CASE("nothing is offered on a device that the lease does not have") {
 
 namespace {
 
+constexpr uint64_t kLife = uint64_t{1} << 32;
+const SharedPiece kPiece{kLife | 1, kLease, kOwner, 1, 0, 64, "gpu 0"};
+const Offers::IsHere kAllHere = [](const Offers::AccountName&) { return true; };
+
 Offers::Earlier earlier(const Offers::AccountName& account, uint64_t session) {
   return {account, session, {}, {}, {}};
 }
+void add(Offers::Earlier& to, const SharedPiece& piece, kj::AutoCloseFd descriptor = someDescriptor()) {
+  to.pieces.try_emplace(piece.id, piece, kj::mv(descriptor));
+}
 
-const SharedPiece kPiece{kLease, kOwner, 1, 0, 64, "gpu 0"};
+std::vector<Offers::Charge> restore(Offers& offers, Offers::Earlier one, Offers::Earlier other,
+                                    const Offers::IsHere& isHere = kAllHere) {
+  std::vector<Offers::Earlier> all;
+  all.push_back(std::move(one));
+  all.push_back(std::move(other));
+  return offers.restore(std::move(all), isHere);
+}
 
 }  // namespace
 
 TEST_CASE("what was shared in an earlier life is shared again, whoever says so first") {
-  Offers before(10, {9, 9});
+  Offers before(10, {9, 9}, 1);
   const auto token = offer(before, 1, 24);
   CHECK(before.pieceOf(token) == kPiece);
   const uint64_t opening = openIt(before, token);
 
-  Offers offers(10, {9, 9});
+  Offers offers(10, {9, 9}, 2);
   auto guest = earlier(kLease, kGuest), owner = earlier(kLease, kOwner);
-  guest.openings.emplace_back(opening, kPiece);
-  owner.pieces.emplace_back(kPiece, someDescriptor());
+  guest.openings.emplace(opening, kPiece);
+  add(owner, kPiece);
   owner.offers.push_back({token.key, 1, 24, 8});
-  std::vector<Offers::Earlier> all;
-  all.push_back(std::move(guest));
-  all.push_back(std::move(owner));
-  CHECK(offers.restore(std::move(all)).empty());  // its owner has it on its account
+  CHECK(restore(offers, std::move(guest), std::move(owner)).empty());  // its owner has it on its account
   Offers::Opened opened;
   REQUIRE(offers.open({kLease, kThird, kDevices}, token, kNobody, opened) == Refusal::none);
   CHECK(opened.opening > opening);
   CHECK(opened.part.offset == 24);
   CHECK(opened.part.length == 8);
   CHECK(isOpen(opened.descriptor));
+  CHECK(offers.pieceOf(token) == kPiece);
   CHECK(offers.sharers(kGuest, 0) == std::set<uint64_t>{kOwner, kThird});
-  CHECK(offers.leave(kOwner).at(0).to == (Offers::kHeir | 1));
+  CHECK(offers.leave(kOwner).at(0).to == (Offers::kHeir | kPiece.id));
   CHECK_FALSE(offers.close(kGuest, opening));
   CHECK(offers.leave(kThird).at(0).to == 0);
   CHECK(offers.pieces() == 0);
 }
 
 TEST_CASE("what the dead have left in an earlier life is charged to their lease until it is closed") {
-  Offers offers(10);
+  Offers offers(10, {9, 9}, 2);
   auto guest = earlier(kOther, kGuest), third = earlier(kLease, kThird);
   guest.openings = {{5, kPiece}, {6, kPiece}};
   third.openings = {{5, kPiece}};
-  std::vector<Offers::Earlier> all;
-  all.push_back(std::move(guest));
-  all.push_back(std::move(third));
-  const auto charges = offers.restore(std::move(all));
+  const auto charges = restore(offers, std::move(guest), std::move(third));
   REQUIRE(charges.size() == 1);
   CHECK(charges[0].account == kLease);
   CHECK(charges[0].from == 0);
-  CHECK(charges[0].to == (Offers::kHeir | 1));
+  CHECK(charges[0].to == (Offers::kHeir | kPiece.id));
   CHECK(charges[0].bytes == 64);
   CHECK(offers.lenders() == std::set<Offers::AccountName>{kLease});
   CHECK_FALSE(offers.close(kGuest, 5));
@@ -297,26 +305,36 @@ TEST_CASE("what the dead have left in an earlier life is charged to their lease 
   CHECK(offers.pieces() == 0);
 }
 
+TEST_CASE("what was of a lease that is none here is nobody's, and another piece of its owner is another") {
+  Offers offers(10, {9, 9}, 2);
+  SharedPiece later = kPiece;  // of the same number, by the owner's next worker
+  later.id = kPiece.id + 1;
+  auto guest = earlier(kOther, kGuest), owner = earlier(kLease, kOwner);
+  guest.openings = {{5, kPiece}};
+  add(owner, later);
+  const auto isHere = [](const Offers::AccountName&) { return false; };
+  CHECK(restore(offers, std::move(guest), std::move(owner), isHere).empty());
+  CHECK(offers.pieces() == 1);
+  CHECK(offers.lenders().empty());
+  CHECK(offers.sharers(kOwner, 0).empty());
+}
+
 TEST_CASE("nobody gets another's piece by saying that it was his, and nothing is restored twice") {
-  Offers offers(2);
+  Offers offers(2, {9, 9}, 2);
   auto liar = earlier(kOther, kGuest), owner = earlier(kLease, kOwner);
-  liar.pieces.emplace_back(kPiece, someDescriptor());
+  add(liar, kPiece);
   liar.offers.push_back({{7, 7}, 1, 0, 8});
-  for (int i = 0; i < 2; ++i) {
-    owner.pieces.emplace_back(kPiece, kj::AutoCloseFd(open("/dev/zero", O_RDONLY | O_CLOEXEC)));
-    owner.offers.push_back({{7, 8}, 1, 0, 8});
-    owner.openings.emplace_back(1, kPiece);  // its own
-  }
+  add(owner, kPiece, kj::AutoCloseFd(open("/dev/zero", O_RDONLY | O_CLOEXEC)));
+  for (int i = 0; i < 2; ++i) owner.offers.push_back({{7, 8}, 1, 0, 8});
   owner.offers.push_back({{7, 9}, 2, 0, 8});  // of no piece
+  owner.openings.emplace(1, kPiece);          // its own
   for (uint64_t piece = 2; piece < 5; ++piece) {
     SharedPiece more = kPiece;
+    more.id = kLife | piece;
     more.piece = piece + 10;
-    owner.pieces.emplace_back(more, someDescriptor());
+    add(owner, more);
   }
-  std::vector<Offers::Earlier> all;
-  all.push_back(std::move(liar));
-  all.push_back(std::move(owner));
-  CHECK(offers.restore(std::move(all)).empty());
+  CHECK(restore(offers, std::move(liar), std::move(owner)).empty());
   CHECK(offers.pieces() == 2);
   Offers::Opened opened;
   const auto opens = [&](const Id& key) {
@@ -329,6 +347,19 @@ TEST_CASE("nobody gets another's piece by saying that it was his, and nothing is
   REQUIRE(fstat(opened.descriptor, &its) == 0);
   REQUIRE(stat("/dev/zero", &owners) == 0);
   CHECK(its.st_rdev == owners.st_rdev);
+}
+
+TEST_CASE("numbers that a session says again are of earlier lives, and leave those of this one alone") {
+  Offers offers(10, {9, 9}, 2);
+  auto guest = earlier(kOther, kGuest), third = earlier(kOther, kThird);
+  SharedPiece coming = kPiece;
+  coming.id = (kLife << 1) | 1;
+  guest.openings = {{0, kPiece}, {kLife << 1 | 1, kPiece}, {~uint64_t{0}, kPiece}, {7, coming}};
+  CHECK(restore(offers, std::move(guest), std::move(third)).empty());
+  CHECK(offers.pieces() == 0);
+  const auto token = offer(offers);
+  CHECK(openIt(offers, token) == (kLife << 1 | 1));
+  CHECK(openIt(offers, token) == (kLife << 1 | 2));
 }
 
 TEST_CASE("a receipt says what its server has written, and nothing else") {

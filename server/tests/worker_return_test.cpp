@@ -59,7 +59,7 @@ struct Visited {
     if (workersClient >= 0) close(workersClient);
   }
   // The server dies, and its next life knocks, with an order for that session.
-  void returnAs(Id session, uint64_t epoch) {
+  void returnAs(Id session, uint64_t epoch, bool takesShares = true) {
     int ends[2];
     REQUIRE(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
     worker.socket = ends[0];
@@ -68,6 +68,7 @@ struct Visited {
     auto order = message.initRoot<schema::WorkerOrder>().initReadopt();
     schema::write(session, order.initSession());
     order.setEpoch(epoch);
+    order.setShares(takesShares);
     const auto words = capnp::messageToFlatArray(message);
     const auto bytes = words.asBytes();
     CHECK(doors.knock(worker.pid, std::as_bytes(std::span(bytes.begin(), bytes.size())), ends[1]) == 0);
@@ -259,6 +260,9 @@ TEST_CASE("the next server hears what a session shares still, with the receipts 
     CHECK(sharing.again() == "offer 13 of 2 at 16");
     CHECK(sharing.again() == "opening 22 others");
   }
+  visited.worker.hangUp();
+  visited.returnAs({1, 0}, 3, false);
+  CHECK(sharing.again() == "nothing");  // that one would not know what is shared
   visited.worker.hangUp();
   REQUIRE(write(gate[1], "x", 1) == 1);
   char go;

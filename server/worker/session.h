@@ -40,6 +40,7 @@
 #include "server/worker/record.h"
 #include "server/worker/shared_events.h"
 #include "server/worker/space.h"
+#include "server/worker/until.h"
 #include "server/worker/warm.h"
 #include "server/worker/words.h"
 #include "server/worker_process.h"
@@ -120,8 +121,8 @@ class Session {
   // ---- for a move (session_move.cpp, session_state.h, rebuild.h)
   // Each waits until the client has done it, or the deadline: it sends no frame any more, and all it has sent
   // are served; it sends nothing at all any more. "" or why not.
-  std::string stopClient(std::chrono::steady_clock::time_point deadline);
-  std::string quietClient(std::chrono::steady_clock::time_point deadline);
+  std::string stopClient(const Until& deadline);
+  std::string quietClient(const Until& deadline);
   uint64_t clientStops() const { return clientStops_; }  // tests: how often it has stopped
   // Any thread: the client hears that the server keeps a whole checkpoint of that moment.
   void tellKept(uint64_t frame, uint64_t aside);
@@ -293,9 +294,9 @@ class Session {
   uint64_t unchangedMirrors();
   // One without a body, within a bound: a client that is stopped may leave its channel full. committing: with
   // its number, before the client can answer it. False: it was not sent.
-  bool noticeUntil(schema::NoticeType type, std::chrono::steady_clock::time_point deadline,
+  bool noticeUntil(schema::NoticeType type, const Until& deadline,
                    const std::function<void(uint64_t)>& committing = nullptr);
-  bool sayStay(std::chrono::steady_clock::time_point deadline);
+  bool sayStay(const Until& deadline);
   bool isEnding() const;
   std::string whyNotTold() const;  // after noticeUntil said no
   void controlLoop();

@@ -36,7 +36,7 @@ void Session::hearMove(const schema::Notice& said, uint64_t last) {
   moveHeard_.notify_all();
 }
 
-std::string Session::stopClient(std::chrono::steady_clock::time_point deadline) {
+std::string Session::stopClient(const Until& deadline) {
   if (!sayStay(deadline)) return whyNotTold();  // of the move before
   const bool told = noticeUntil(NoticeType::prepare, deadline, [this](uint64_t number) {
     std::lock_guard lock(moveMutex_);
@@ -48,8 +48,7 @@ std::string Session::stopClient(std::chrono::steady_clock::time_point deadline) 
   std::unique_lock lock(moveMutex_);
   while (told && !stopping_) {
     if (stoppedAt_ && lastSeq_ >= *stoppedAt_) return "";
-    if (std::chrono::steady_clock::now() >= deadline)
-      return stoppedAt_ ? "frames of the program are still under way" : kSaysNothing;
+    if (deadline.over()) return stoppedAt_ ? "frames of the program are still under way" : kSaysNothing;
     moveHeard_.wait_for(lock, kLook);
   }
   return whyNotTold();
@@ -68,12 +67,12 @@ std::string Session::whyNotMoved(const std::string& why) const {
   return why.starts_with(kEnding) || !isEnding() ? why : std::string(kEnding) + " (" + why + ")";
 }
 
-std::string Session::quietClient(std::chrono::steady_clock::time_point deadline) {
+std::string Session::quietClient(const Until& deadline) {
   if (!noticeUntil(NoticeType::drained, deadline)) return whyNotTold();
   std::unique_lock lock(moveMutex_);
   while (!stopping_) {
     if (quietAt_ && asides_ >= *quietAt_) return "";
-    if (std::chrono::steady_clock::now() >= deadline) return "the program does not become quiet";
+    if (deadline.over()) return "the program does not become quiet";
     moveHeard_.wait_for(lock, kLook);
   }
   return kEnding;
@@ -97,7 +96,7 @@ void Session::letClientStay() {
 }
 
 // Where there is no room for it, the control thread says it later: nothing else of the move waits for it.
-bool Session::sayStay(std::chrono::steady_clock::time_point deadline) {
+bool Session::sayStay(const Until& deadline) {
   std::lock_guard lock(stayMutex_);
   if (!stayOwed_.exchange(false)) return true;
   if (noticeUntil(NoticeType::stay, deadline) || stopping_) return true;
@@ -105,16 +104,16 @@ bool Session::sayStay(std::chrono::steady_clock::time_point deadline) {
   return false;
 }
 
-bool Session::noticeUntil(NoticeType type, std::chrono::steady_clock::time_point deadline,
+bool Session::noticeUntil(NoticeType type, const Until& deadline,
                           const std::function<void(uint64_t)>& committing) {
-  const auto late = [&] { return stopping_ || std::chrono::steady_clock::now() >= deadline; };
+  const auto late = [&] { return stopping_ || deadline.over(); };
   // Whoever holds it may wait for room, too.
   std::unique_lock lock(noticeMutex_, std::try_to_lock);
   for (; !lock.owns_lock() && !late(); (void)lock.try_lock()) std::this_thread::sleep_for(kLook);
   if (!lock.owns_lock() || connection_ == nullptr) return false;
   std::byte* out = nullptr;
   while (out == nullptr && !late() && connection_->peer() == transport::Peer::alive)
-    out = connection_->reserve(Channel::control, sizeof(schema::Notice), std::min(deadline, soon(kTick)));
+    out = connection_->reserve(Channel::control, sizeof(schema::Notice), deadline.next(kTick));
   if (out == nullptr) return false;
   const schema::Notice header{type, static_cast<uint32_t>(start_.epoch), ++effects_};
   std::memcpy(out, &header, sizeof header);

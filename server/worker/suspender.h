@@ -110,7 +110,7 @@ class Suspender {
   MoveOutcome carryOutMove(Order& order);
   std::string goAhead(int state, bool stream);
   void handOverStill(Order& order, MoveOutcome& outcome);
-  std::string standStill(Clock::time_point deadline);
+  std::string standStill(const Until& deadline);
   std::string handOver(Order& order, MoveOutcome& outcome);
   std::string sendByCopier(Order& order, MoveOutcome& outcome);
   std::string sendByStream(Order& order, MoveOutcome& outcome);
@@ -124,17 +124,17 @@ class Suspender {
   // "" when no frame or call beside is under way, no capture is open and the device is idle; the gate is
   // closed then. Else why not; it is open.
   // waits: for a capture to end, too.
-  std::string quiesce(Clock::time_point deadline, bool waits = true);
-  std::string awaitFrames(Clock::time_point deadline);
-  std::string awaitDevice(Clock::time_point deadline);
-  std::string awaitCopies(Clock::time_point deadline);
+  std::string quiesce(const Until& deadline, bool waits = true);
+  std::string awaitFrames(const Until& deadline);
+  std::string awaitDevice(const Until& deadline);
+  std::string awaitCopies(const Until& deadline);
   std::string whatRuns();
   template <class Ask>
   void askStreams(Ask&& ask);
   std::string takeAside(SuspendOutcome& outcome);
   std::string lookAtContents(bool shared, Digests& seen);
   bool stopping() const;
-  // Of waits for who is at the other end of a state socket.
+  // Of what belongs to a move.
   bool givesUp() const { return stopping() || alone_; }
 
   Session& session_;

@@ -64,7 +64,8 @@ MoveOutcome Suspender::carryOutMove(Order& order) {
   }
   const auto began = Clock::now();
   // Of a session that has just come here the server may know the client before this worker does.
-  if (!lookUntil(began + order.drain, [this] { return session_.connected() || stopping(); }) || stopping()) {
+  if (!lookUntil({began + order.drain, &alone_}, [this] { return session_.connected() || stopping(); }) ||
+      stopping()) {
     outcome.error = stopping() ? "the session is ending" : "the program has not come to this worker yet";
     return outcome;
   }
@@ -91,7 +92,7 @@ MoveOutcome Suspender::carryOutMove(Order& order) {
 
 void Suspender::handOverStill(Order& order, MoveOutcome& outcome) {
   const auto began = Clock::now();
-  outcome.error = standStill(began + order.drain);
+  outcome.error = standStill({began + order.drain, &alone_});
   outcome.drainMs = millisecondsSince(began);
   if (!outcome.error.empty()) return;
   const auto still = Clock::now();
@@ -101,10 +102,10 @@ void Suspender::handOverStill(Order& order, MoveOutcome& outcome) {
 
 // The client sends nothing any more, all it has sent is done, and the gate is closed. "" or why not, and then
 // the gate is open.
-std::string Suspender::standStill(Clock::time_point deadline) {
+std::string Suspender::standStill(const Until& deadline) {
   std::string why;
   // A capture cannot be ended by a client that has stopped: it is let go on for a moment.
-  for (bool first = true; first || (why == kCaptureOpen && Clock::now() < deadline); first = false) {
+  for (bool first = true; first || (why == kCaptureOpen && !deadline.over()); first = false) {
     if (!first) {
       session_.letClientStay();
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -180,7 +181,7 @@ MoveOutcome Suspender::carryOutPages(const Order& order, Descriptor& state) {
   }
   if (!said.empty()) std::memcpy(&base, said.data(), sizeof base);
   const auto began = Clock::now();
-  outcome.error = standStill(began + order.drain);
+  outcome.error = standStill({began + order.drain, &alone_});
   outcome.drainMs = millisecondsSince(began);
   if (outcome.error.empty()) {
     outcome.error = copyPages(socket, base, outcome);

@@ -17,10 +17,10 @@ struct Suspender::Idle {
   CUresult status = CUDA_SUCCESS;
 };
 
-std::string Suspender::quiesce(Clock::time_point deadline, bool waits) {
+std::string Suspender::quiesce(const Until& deadline, bool waits) {
   FrameGate& gate = session_.gate();
   std::string why;
-  for (bool first = true; first || (waits && Clock::now() < deadline); first = false) {
+  for (bool first = true; first || (waits && !deadline.over()); first = false) {
     gate.close();
     why = awaitFrames(deadline);
     if (why.empty() && !captureOpen()) {
@@ -38,7 +38,7 @@ std::string Suspender::quiesce(Clock::time_point deadline, bool waits) {
   return stopping() ? "the session is ending" : why;
 }
 
-std::string Suspender::awaitFrames(Clock::time_point deadline) {
+std::string Suspender::awaitFrames(const Until& deadline) {
   const auto done = [this] { return (session_.gate().empty() && session_.besideIdle()) || stopping(); };
   if (lookUntil(deadline, done)) return stopping() ? "the session is ending" : "";
   return "a call of the program is still under way in the driver" + whatRuns();
@@ -70,16 +70,16 @@ bool Suspender::captureOpen() {
   return open;
 }
 
-std::string Suspender::awaitDevice(Clock::time_point deadline) {
+std::string Suspender::awaitDevice(const Until& deadline) {
   const auto finished = [&] {
     std::unique_lock lock(idle_->mutex);
-    idle_->changed.wait_until(lock, std::min(deadline, Clock::now() + std::chrono::milliseconds(100)),
+    idle_->changed.wait_until(lock, deadline.next(std::chrono::milliseconds(100)),
                               [&] { return idle_->done; });
     return idle_->done;
   };
   const auto wait = [&] {
     while (!finished())
-      if (Clock::now() >= deadline || stopping()) {
+      if (deadline.over() || stopping()) {
         std::lock_guard lock(idle_->mutex);
         idle_->givenUp = true;
         return idle_->done;
@@ -115,7 +115,7 @@ std::string Suspender::awaitDevice(Clock::time_point deadline) {
 }
 
 // What the idle device has copied for the program is on its way to it: the session is nowhere whole before.
-std::string Suspender::awaitCopies(Clock::time_point deadline) {
+std::string Suspender::awaitCopies(const Until& deadline) {
   if (lookUntil(deadline, [this] { return session_.words().settled() || stopping(); }))
     return stopping() ? "the session is ending" : "";
   return "what its GPU has copied is still on its way to the program";

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "server/driver.h"
+#include "server/worker/until.h"
 
 namespace gpupool::server {
 
@@ -14,12 +15,12 @@ inline constexpr char kCaptureOpen[] = "a stream capture is open";
 
 // Looks again and again, more and more rarely, until `done` or the deadline. False: the deadline.
 template <class Done>
-bool lookUntil(std::chrono::steady_clock::time_point deadline, Done&& done) {
+bool lookUntil(const Until& deadline, Done&& done) {
   constexpr std::chrono::microseconds kFirstLook{20};
   constexpr std::chrono::milliseconds kLongestLook{2};
   for (auto pause = std::chrono::nanoseconds(kFirstLook); !done();
        pause = std::min<std::chrono::nanoseconds>(pause * 2, kLongestLook)) {
-    if (std::chrono::steady_clock::now() >= deadline) return false;
+    if (deadline.over()) return false;
     std::this_thread::sleep_for(pause);
   }
   return true;

@@ -115,6 +115,52 @@ check "the memory is free: $(free_bytes)" until_true is_free
 check "no worker is left" until_true are_gone $(workers)
 rm "$stop"
 
+case_of "a program that begins while there is no server"
+cat >"$folder/two" <<'END'
+"$@" --rounds 1 || exit 1
+touch "$folder/first"
+while [ ! -e "$folder/go" ]; do sleep 0.02; done
+"$@" --rounds 1
+END
+export folder
+echo | "$bin/gpupool" run --transport "$transport" --tenant eve --memory 512MiB -- \
+  bash "$folder/two" "${steady_work[@]}" --mib 64 >"$folder/eve.out" 2>"$folder/eve.err" &
+pid[eve]=$!
+started+=($!)
+check "the first program has run" until_true test -e "$folder/first"
+kill -KILL "$(pid_of server)"
+touch "$folder/go"
+ends_well eve
+check "both: $(cat "$folder/eve.out")" test "$(grep -c PASS "$folder/eve.out")" -eq 2
+check "no lease is left: $(list)" until_true no_lease
+
+case_of "killed while a lease is to move to the other GPU, and its program does not stand still"
+in_lease eve
+works eve
+lease=$(lease_of eve)
+gpu=$(list | awk '{ print $3 }')
+program=$(pgrep -f "^[^ ]*steady_work .*--until $stop" | head -n 1)
+check "its program is known" test -n "$program"
+kill -STOP "$program"
+background timeout 60 "$bin/gpupool" migrate --to $((1 - gpu)) --tenant eve "$lease" >"$folder/migrate" 2>&1
+is_moving() { list | grep " eve " | grep -q " moving "; }
+check "it is moving: $(list)" until_true is_moving
+goes=$(count "session .*: goes on")
+kill_server
+check "it goes on: $(tail -5 "$log")" until_true has_lines "session .*: goes on" $((goes + 1))
+check "it is moving still: $(list)" until_true is_moving
+kill -CONT "$program"
+run gpupool migrate --tenant eve "$lease"
+check "it moves there: $err" test "$status" -eq 0
+check "it is there: $out" has "$out" "GPU $((1 - gpu))"
+kill_server
+check "it goes on there: $(tail -5 "$log")" until_true has_lines "session .*: goes on" $((goes + 2))
+touch "$stop"
+ends_well eve
+check "no lease is left: $(list)" until_true no_lease
+check "the memory is free: $(free_bytes)" until_true is_free
+rm "$stop"
+
 case_of "a worker that dies while there is no server"
 in_lease eve
 works eve
