@@ -71,6 +71,7 @@ struct StoredWorker @0xc4c43febefab02c3 {
   lease @2 :Id128;
   devices @3 :List(Data);     # their uuids
   session @4 :StoredSession;  # null: it ends with the server
+  number @5 :UInt64;          # its session's, by which others that share with it know it (ShareAnswer.session)
 }
 # What the next life must know of a session that it is to go on with, and does not take the worker's word for.
 struct StoredSession @0xc3be03a9e1f2d7a4 {
@@ -81,7 +82,6 @@ struct StoredSession @0xc3be03a9e1f2d7a4 {
   command @4 :Text;
   transport @5 :Text;
   rowsHash @6 :UInt64;
-  number @7 :UInt64;          # by which others that share with it know it (ShareAnswer.session)
 }
 
 # One lease in the manager's store (key "lease/<id>"). Not the wire's Lease: it may lie on more than one server. What a

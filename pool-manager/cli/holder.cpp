@@ -388,14 +388,27 @@ kj::Promise<OpenSession> Holder::openNewElsewhere(const SessionWish& wish, const
         // Nothing of the lease was ever there, so that nothing is lost.
         if (keeper_ && lease_ && !opened_)
           return failOver(tried).then([this, wish] { return openAt({lease_->server}, wish); });
-        if (status != Status::serverLost || !lease_ || io_.getTimer().now() >= until) return kj::mv(why);
+        if (status != Status::serverLost || !lease_) return kj::mv(why);
+        return awaitRestart(wish, tried, until, kj::mv(why));
+      },
+      [why = kj::cp(why)](kj::Exception&&) mutable -> kj::Promise<OpenSession> { return kj::mv(why); });
+}
+
+// Its server takes no connection: it may be started again just now. One that does has given its answer.
+kj::Promise<OpenSession> Holder::awaitRestart(const SessionWish& wish, const pool::ServerLife& tried,
+                                              kj::TimePoint until, kj::Exception why) {
+  auto connected = kj::evalNow([&] { return connectServer(io_, lease_->server, wish.transport); });
+  return io_.getTimer()
+      .timeoutAfter(settings_.connectLimit, kj::mv(connected))
+      .then([](ServerConnection&&) { return true; }, [](kj::Exception&&) { return false; })
+      .then([this, wish, tried, until, why = kj::mv(why)](bool lives) mutable -> kj::Promise<OpenSession> {
+        if (lives || io_.getTimer().now() >= until) return kj::mv(why);
         return io_.getTimer()
             .afterDelay(settings_.placesPause)
             .then([this, wish, tried, until, why = kj::mv(why)]() mutable {
               return openNewElsewhere(wish, tried, until, kj::mv(why));
             });
-      },
-      [why = kj::cp(why)](kj::Exception&&) mutable -> kj::Promise<OpenSession> { return kj::mv(why); });
+      });
 }
 
 kj::Promise<OpenSession> Holder::openAt(std::vector<pool::Server> servers, const SessionWish& wish) {

@@ -126,6 +126,8 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   kj::Promise<OpenSession> openNew(const SessionWish& wish);
   kj::Promise<OpenSession> openNewElsewhere(const SessionWish& wish, const pool::ServerLife& tried,
                                             kj::TimePoint until, kj::Exception why);
+  kj::Promise<OpenSession> awaitRestart(const SessionWish& wish, const pool::ServerLife& tried,
+                                        kj::TimePoint until, kj::Exception why);
   // At the first of these servers that does not refuse it.
   kj::Promise<OpenSession> openAt(std::vector<pool::Server> servers, const SessionWish& wish);
   // Manager.places, within placesLimit, also of a manager that is just being started again. Empty: the lease

@@ -168,6 +168,7 @@ void Front::store() {
   if (!readopted_)
     state.sharing->sessions.insert(state.sharing->sessions.end(), sharing_.sessions.begin(),
                                    sharing_.sessions.end());
+  for (const StoredWorker& worker : claims_->earlier()) state.sharing->sessions.push_back(worker.number);
   state_->write(state);
 }
 

@@ -74,9 +74,10 @@ std::optional<std::string> LeaseTable::grant(schema::Lease::Reader lease) {
 std::vector<StoredGrant> LeaseTable::readoptable(const std::set<Id>& lend) const {
   std::vector<StoredGrant> list;
   for (const auto& [id, lease] : leases_) {
-    const bool ending = lease.closing && lend.contains(id);
-    if ((!outlives(lease) || lease.closing) && !ending) continue;
-    if (lease.holding || lease.held) continue;
+    // What others have of it is theirs still, also where it does not go on itself.
+    const bool goes = outlives(lease) && !lease.closing && !lease.holding && !lease.held;
+    const bool ending = !goes && lend.contains(id);
+    if (!goes && !ending) continue;
     StoredGrant& one = list.emplace_back(StoredGrant{id,
                                                      lease.epoch,
                                                      lease.key,

@@ -112,8 +112,8 @@ class LeaseTable {
   // The next life of this server may go on with the lease, and its sessions that are as they were: it does
   // not go elsewhere when this server dies.
   static bool outlives(const Grant& lease) { return !lease.holderKeeps; }
-  // Those of them with which it could go on now: not what is in files, or on its way there, and of what is
-  // about to end only those of which others have memory (lend).
+  // Those of them with which it could go on now: not what is in files, or on its way there, or is about to
+  // end. And as ending ones all others of which others have memory (lend).
   std::vector<StoredGrant> readoptable(const std::set<Id>& lend = {}) const;
   // As an earlier life of this server had it; one that was on its way to the copier or back is paused, until
   // its sessions have said where it is. sessionEpochs: Grant's. The error: why not.

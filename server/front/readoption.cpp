@@ -82,9 +82,8 @@ void Readoption::tellEnded(const std::vector<uint64_t>& sessions) {
   const auto survivors = claims_.earlier();
   for (const uint64_t number : sessions) {
     if (number == 0 || sessions_.hasNumber(number)) continue;
-    const auto survivor = std::ranges::find_if(survivors, [&](const StoredWorker& worker) {
-      return worker.session && worker.session->number == number;
-    });
+    const auto survivor =
+        std::ranges::find_if(survivors, [&](const StoredWorker& worker) { return worker.number == number; });
     if (survivor == survivors.end())
       sessions_.endedEarlier(number);
     else
@@ -199,7 +198,7 @@ void Readoption::take(const StoredWorker& worker, Answer& answer) {
       (answer.state.suspended && answer.state.facts.kept.size() != placement->devices.size()))
     refuse(kNonsense);
   // Of the two workers between which a session moved one alone answers.
-  if (sessions_.hasNumber(worker.session->number)) refuse("another worker has its session");
+  if (sessions_.hasNumber(worker.number)) refuse("another worker has its session");
   // What it has there may be another lease's by now.
   if (lease->suspended && (answer.changing || !answer.state.suspended)) refuse("its lease is suspended");
   SessionFacts facts;
@@ -227,8 +226,7 @@ void Readoption::take(const StoredWorker& worker, Answer& answer) {
     auto child = kj::heap<WorkerChild>(
         port_, *settings_.parent, WorkerParent::Process{worker.pid, kj::mv(*process)}, kj::mv(answer.socket));
     child->outlive(doors_.nameOf(worker.pid));
-    SessionTable::Earlier earlier{worker.session->number, answer.taken, answer.counts, answer.shares,
-                                  std::nullopt};
+    SessionTable::Earlier earlier{worker.number, answer.taken, answer.counts, answer.shares, std::nullopt};
     if (!answer.changing) earlier.state = answer.state;
     uint64_t& epoch = lease->sessionEpochs[facts.session];
     epoch = std::max(epoch, facts.epoch);

@@ -29,8 +29,7 @@ std::optional<StoredSession> readSession(schema::StoredWorker::Reader worker) {
                        from.getClientPid(),
                        schema::text(from.getCommand()),
                        schema::text(from.getTransport()),
-                       from.getRowsHash(),
-                       from.getNumber()};
+                       from.getRowsHash()};
 }
 
 void writeSession(const StoredSession& from, schema::StoredSession::Builder to) {
@@ -41,7 +40,6 @@ void writeSession(const StoredSession& from, schema::StoredSession::Builder to) 
   to.setCommand(from.command);
   to.setTransport(from.transport);
   to.setRowsHash(from.rowsHash);
-  to.setNumber(from.number);
 }
 
 StoredSharing readSharing(schema::StoredSharing::Reader from) {
@@ -199,6 +197,7 @@ ServerState StateFile::read() {
             static_cast<pid_t>(worker.getPid()), worker.getStartTicks(), schema::read(worker.getLease()), {}};
         for (auto uuid : worker.getDevices()) one.devices.push_back(schema::bytes(uuid));
         if (ofThisInterface) one.session = readSession(worker);
+        one.number = worker.getNumber();
         state.workers.push_back(std::move(one));
       }
       for (auto hold : stored.getHolds()) {
@@ -247,6 +246,7 @@ bool StateFile::replace(const ServerState& state) const {
     auto uuids = workers[i].initDevices(static_cast<unsigned>(worker.devices.size()));
     for (unsigned d = 0; d < uuids.size(); ++d) uuids.set(d, schema::data(worker.devices[d]));
     if (worker.session) writeSession(*worker.session, workers[i].initSession());
+    workers[i].setNumber(worker.number);
   }
   auto holds = root.initHolds(static_cast<unsigned>(state.holds.size()));
   for (unsigned i = 0; i < holds.size(); ++i) {

@@ -24,7 +24,6 @@ struct StoredSession {
   uint32_t clientPid = 0;
   std::string command, transport;
   uint64_t rowsHash = 0;
-  uint64_t number = 0;  // by which those that share with it know it
   bool operator==(const StoredSession&) const = default;
 };
 
@@ -34,6 +33,7 @@ struct StoredWorker {
   Id lease;
   std::vector<std::string> devices;           // uuids
   std::optional<StoredSession> session = {};  // with which the next life may go on
+  uint64_t number = 0;                        // its session's, by which those that share with it know it
   bool operator==(const StoredWorker&) const = default;
 };
 

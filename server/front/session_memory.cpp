@@ -1,6 +1,8 @@
 // SessionTable's accounts: what its sessions take of the memory of their lease.
 #include <capnp/message.h>
 
+#include <utility>
+
 #include "base/log.h"
 #include "server/front/sessions.h"
 
@@ -12,11 +14,14 @@ constexpr size_t kMostAsked = 4096;  // of one worker; one that rebuilds has som
 }  // namespace
 
 void SessionTable::serveMemory(Session& session, schema::MemoryRequest::Reader request) {
-  const Asked asked{request.getTicket(), request.getTake(), request.getGive(), request.getPlace()};
-  const bool host = asked.place == schema::HOST_MEMORY;               // no session's, but the machine's
-  const bool own = session.role == Role::next && arrives(session);    // nobody here had it before
-  const bool serves = session.role == Role::serving && sharesKnown_;  // or it would take what an heir has
-  if (serves || own || (host && session.role == Role::next)) return serveMemory(session, asked);
+  Asked asked{request.getTicket(), request.getTake(), request.getGive(), request.getPlace()};
+  const bool host = asked.place == schema::HOST_MEMORY;             // no session's, but the machine's
+  const bool own = session.role == Role::next && arrives(session);  // nobody here had it before
+  // What heirs have of a lease is not known yet: nothing more of it is given out.
+  const bool waits = session.role == Role::serving && !sharesKnown_ && !host && asked.ticket != 0;
+  if (waits && asked.give != 0) giveMemory(session, asked.place, std::exchange(asked.give, 0));
+  if (!waits && (session.role == Role::serving || own || (host && session.role == Role::next)))
+    return serveMemory(session, asked);
   // What an old one had is the session's.
   if (session.role == Role::old || session.dropped) return;
   session.asked.push_back(asked);

@@ -266,11 +266,11 @@ void SessionTable::hearAgain(Session& session, schema::SharedAgain::Reader again
         receipts_.read(std::as_bytes(std::span(again.getReceipt().begin(), again.getReceipt().size())));
     right = piece.has_value();
     if (right && again.getOpening() != 0) {
-      earlier.openings.try_emplace(again.getOpening(), *piece);
+      right = earlier.openings.try_emplace(again.getOpening(), *piece).second;
     } else if (right) {
       right = piece->session == session.number && piece->account == accountOf(session.facts) &&
-              ++piecesAgain_ <= offers_.mostPieces();
-      if (right) earlier.pieces.try_emplace(piece->id, *piece, kj::mv(descriptor));
+              earlier.pieces.try_emplace(piece->id, *piece, kj::mv(descriptor)).second;
+      if (right && ++piecesAgain_ > offers_.mostPieces()) giveUpLargest();
     }
   }
   if (!right) {
@@ -279,6 +279,17 @@ void SessionTable::hearAgain(Session& session, schema::SharedAgain::Reader again
   }
   --session.owedShares;
   lookAtOwedShares();
+}
+
+// Of all that share, one has to go: what there is room for was so in that life, too.
+void SessionTable::giveUpLargest() {
+  const auto pieces = [](const kj::Own<Session>& session) {
+    return session->earlier ? session->earlier->pieces.size() : 0;
+  };
+  const auto largest = std::ranges::max_element(living_, {}, pieces);
+  piecesAgain_ -= pieces(*largest);
+  (*largest)->earlier.reset();
+  giveUp(**largest, KJ_EXCEPTION(FAILED, "the worker shares more than this server has room for"));
 }
 
 bool SessionTable::owesShares() const {

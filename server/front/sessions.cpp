@@ -32,9 +32,13 @@ SessionTable::SessionTable(kj::Timer& timer, Bounds bounds, WorkerChild::Lost lo
 
 StoredWorker SessionTable::stored(const SessionFacts& facts, pid_t worker, uint64_t startTicks,
                                   uint64_t number) {
-  return {worker, startTicks, facts.lease, facts.devices,
+  return {worker,
+          startTicks,
+          facts.lease,
+          facts.devices,
           StoredSession{facts.session, facts.epoch, facts.deviceEpoch, facts.clientPid, facts.command,
-                        facts.transport, facts.rowsHash, number}};
+                        facts.transport, facts.rowsHash},
+          number};
 }
 
 // It will have the next number, unless it moves.
@@ -322,7 +326,7 @@ std::vector<uint64_t> SessionTable::allNumbers() const {
   for (const auto* sessions : {&living_, &next_, &old_})
     for (const auto& session : *sessions)
       if (!session->worker->gone()) all.push_back(session->number);
-  if (announced_) all.push_back(announced_->session->number);
+  if (announced_) all.push_back(announced_->number);
   return all;
 }
 

@@ -384,6 +384,7 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   void giveMemory(const Session& session, uint32_t place, uint64_t bytes);
   void hearShare(Session& session, schema::ShareReport::Reader report, kj::AutoCloseFd descriptor);
   void hearAgain(Session& session, schema::SharedAgain::Reader again, kj::AutoCloseFd descriptor);
+  void giveUpLargest();
   bool owesShares() const;
   void lookAtOwedShares();
   kj::Promise<void> sharesTold(kj::Duration bound);

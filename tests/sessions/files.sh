@@ -348,10 +348,12 @@ until_true has_worker || fail "it does not run: $(cat "$folder/work.err")"
 background "$bin/gpupool" checkpoint "$lease" late >"$folder/late" 2>&1
 until_true begun_or_done late || fail "it does not begin: $(cat "$folder/late")"
 kill -KILL "$(pid_of server)"
-touch "$folder/end" # one whose checkpoint was whole by then goes on with the next server
+touch "$folder/end"
 wait "$launched"
 status=$?
-check "the program has an error: $status" test "$status" -ne 0 -o -f "$checkpoints/late/manifest"
+# Its worker gives the checkpoint up, unless that takes too long on this machine.
+gave_up() { test "$status" -eq 0 || grep -q "does not outlive it: it is being moved" "$folder/work.err"; }
+check "the program goes on: $status $(cat "$folder/work.err")" gave_up
 check "nothing half is left" until_true nothing_half
 check "a whole one or none" test ! -e "$checkpoints/late" -o -f "$checkpoints/late/manifest"
 down

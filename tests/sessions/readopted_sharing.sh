@@ -97,15 +97,17 @@ killed_until_over() { # killed_until_over NAME...
 case_of "memory, events, descriptors and pools between two leases, while the server is killed again and again"
 begins owner alps --memory 512MiB -- --lend "$folder/line"
 begins guest alps --memory 512MiB -- --borrow "$folder/line"
+said guest memory # a session that has just begun ends with its server
 killed_until_over guest
 passes guest
 ends owner
-check "it was killed meanwhile" test "$kills" -ge 2
+check "it was killed meanwhile" test "$kills" -ge 1
 all_over
 
 case_of "likewise between two processes of one lease"
 begins pair alps --memory 1GiB --
+said pair memory
 killed_until_over pair
 passes pair
-check "it was killed meanwhile" test "$kills" -ge 2
+check "it was killed meanwhile" test "$kills" -ge 1
 all_over
