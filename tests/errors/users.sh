@@ -69,7 +69,7 @@ done
 case_of "a session that is put aside and moved to another worker"
 up
 background gpupool run --transport ucx -- "${first_error[@]}" --seconds 50 >"$folder/long" 2>&1
-lease() { gpupool leases | awk 'NR == 2 { print $1 }'; }
+lease() { gpupool leases | awk '/ active / { print $1 }'; } # one that its server has confirmed
 has_lease() { [ -n "$(lease)" ]; }
 until_true has_lease
 run gpupool suspend "$(lease)"

@@ -44,8 +44,8 @@ fuzzer(client_image SOURCES ${client}/image.cpp LIBS base cuda_headers)
 set(front ${CMAKE_SOURCE_DIR}/server/front)
 add_library(fuzz_pool STATIC
   ${front}/admission.cpp ${front}/control.cpp ${front}/leases.cpp ${front}/memory_account.cpp
-  ${front}/session_arrivals.cpp ${front}/session_memory.cpp ${front}/session_moves.cpp ${front}/session_orders.cpp ${front}/session_shares.cpp ${front}/offers.cpp
-  ${front}/sessions.cpp ${front}/suspension.cpp
+  ${front}/session_arrivals.cpp ${front}/session_memory.cpp ${front}/session_moves.cpp ${front}/session_orders.cpp ${front}/session_shares.cpp ${front}/offers.cpp ${front}/share_receipts.cpp
+  ${front}/server_state.cpp ${front}/sessions.cpp ${front}/suspension.cpp
   ${front}/worker_child.cpp ${front}/worker_parent.cpp ${CMAKE_SOURCE_DIR}/server/spawner/become_worker.cpp ${front}/worker_program.cpp ${front}/worker_pool.cpp ${front}/doors.cpp ${front}/worker_pools.cpp ${front}/worker_starts.cpp ${CMAKE_SOURCE_DIR}/server/walls/devices.cpp
   ${CMAKE_SOURCE_DIR}/pool-manager/cli/figures.cpp ${CMAKE_SOURCE_DIR}/pool-manager/cli/holder.cpp ${CMAKE_SOURCE_DIR}/pool-manager/cli/holder_failover.cpp ${CMAKE_SOURCE_DIR}/pool-manager/cli/holder_lease.cpp ${CMAKE_SOURCE_DIR}/pool-manager/cli/places.cpp ${CMAKE_SOURCE_DIR}/pool-manager/cli/session_opener.cpp)
 gpupool_apart(${CMAKE_SOURCE_DIR}/server/walls/devices.cpp)

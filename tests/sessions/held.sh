@@ -144,8 +144,10 @@ await_checkpoint() {
   check "a checkpoint is kept: $(tail -3 "$folder/second.log")" until_true kept
 }
 dies() {
-  kill -KILL "$(worker)"
-  check "another worker has it" until_true eval "[ \"\$(worker)\" != $(worker) ]"
+  local was
+  was=$(worker)
+  kill -KILL "$was"
+  check "another worker has it" until_true eval "[ \"\$(worker)\" != $was ]"
 }
 work=(--mib 1 --pause 200) # its GPU is idle now and then, for it is checkpointed only then
 launch --transport ucx --server second --protect --protect-interval 1s
