@@ -69,14 +69,13 @@ done
 case_of "a session that is put aside and moved to another worker"
 up
 background gpupool run --transport ucx -- "${first_error[@]}" --seconds 50 >"$folder/long" 2>&1
-lease() { gpupool leases | awk '/ active / { print $1 }'; } # one that its server has confirmed
-has_lease() { [ -n "$(lease)" ]; }
+has_lease() { lease=$(gpupool leases | awk '/ active / { print $1 }') && [ -n "$lease" ]; } # its server has confirmed it
 until_true has_lease
-run gpupool suspend "$(lease)"
+run gpupool suspend "$lease"
 check "suspended: $err" test "$status" -eq 0
-run gpupool resume "$(lease)"
+run gpupool resume "$lease"
 check "resumed: $err" test "$status" -eq 0
-run gpupool migrate "$(lease)"
+run gpupool migrate "$lease"
 check "moved: $err" test "$status" -eq 0
 down
 
