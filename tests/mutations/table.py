@@ -101,6 +101,6 @@ ROWS = {
         "artefact": "bin/server_offers_test", "cases": "'a receipt says*'", "red": "a receipt says what its server has written"},
     "owners": {
         "off": "a session says only of its own pieces that it offers them",
-        "changes": [("server/front/offers.cpp", "      if (piece.session == one.session && piece.account == one.account)\n", "")],
+        "changes": [("server/front/offers.cpp", "      if (piece.first.session == one.session && piece.first.account == one.account)\n", "")],
         "artefact": "bin/server_offers_test", "cases": "'nobody gets another*'", "red": "nobody gets another's piece"},
 }
