@@ -232,7 +232,7 @@ struct WorkerOrders {
   // The session of that number, which shared events with this one, has ended.
   std::function<void(uint64_t session)> gone = nullptr;
   // The server is gone: "" if the session can go on without one for a while, or why not, for people. May take
-  // seconds. Not set: it can. What it shares is not its matter (WorkerProcess::share).
+  // seconds. Not set: it can. What it shares is looked at by WorkerProcess itself.
   std::function<std::string()> stays = nullptr;
 };
 

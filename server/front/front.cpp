@@ -144,12 +144,6 @@ void Front::devicesChanged() {
   store();
 }
 
-std::set<Id> Front::lending() const {
-  std::set<Id> leases;
-  for (const auto& [lease, epoch] : sessions_->lenders()) leases.insert(lease);
-  return leases;
-}
-
 void Front::store() {
   ServerState state;
   state.epochs = storedEpochs_;
@@ -161,7 +155,7 @@ void Front::store() {
   if (!readopted_)
     state.leases = storedLeases_;
   else if (!stopping_ && options_.restartTime.count() != 0)
-    state.leases = leases_->readoptable(lending());
+    state.leases = leases_->readoptable(sessions_->lenders());
   state.copier = readopted_ ? copier_->stored() : storedCopier_;
   state.sharing = sharing_;
   state.sharing->sessions = sessions_->allNumbers();

@@ -69,7 +69,6 @@ class Front final : private kj::TaskSet::ErrorHandler {
   // What is known of earlier lives changed, or what the next one must know.
   void devicesChanged();
   void store();
-  std::set<Id> lending() const;  // leases of which others have memory
   // The programs of --workers, besides the one that has taken the inventory.
   kj::Promise<void> lookForWorkers(uint64_t currentRows);
   void run(Inventory inventory);

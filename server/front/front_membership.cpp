@@ -64,7 +64,7 @@ Membership::Facts Front::facts() {
   facts.protection = [this] { return keeper_->say(); };
   facts.lent = [this] {
     std::map<Id, std::string> lent;
-    for (const auto& [lease, epoch] : sessions_->lenders())
+    for (const Id& lease : sessions_->lenders())
       if (leases_->contains(lease) && leases_->admissible(lease) == nullptr)
         lent[lease] = sessions_->borrowers(lease);
     return lent;

@@ -26,13 +26,25 @@ Offers::Refusal Offers::offer(const Asker& owner, const Part& part, kj::AutoClos
     known_[{session, part.piece}] = piece->first;
   }
   token = {server_, Id::random()};
-  Part offered = piece->second.whole;  // what it was said to be first
-  offered.offset = part.offset;
-  offered.length = part.length;
-  offers_[token.key] = {piece->first, offered};
-  piece->second.offers.insert(token.key);
-  ++offersOf_[session];
+  addOffer(piece, token.key, part.offset, part.length);
   return Refusal::none;
+}
+
+void Offers::addOffer(std::map<uint64_t, Piece>::iterator piece, const Id& key, uint64_t offset,
+                      uint64_t length) {
+  Part offered = piece->second.whole;  // what it was said to be first
+  offered.offset = offset;
+  offered.length = length;
+  if (!offers_.emplace(key, Offer{piece->first, offered}).second) return;
+  piece->second.offers.insert(key);
+  ++offersOf_[piece->second.session];
+}
+
+void Offers::addOpening(std::map<uint64_t, Piece>::iterator piece, uint64_t session, uint64_t opening,
+                        const Id& lease) {
+  openings_.emplace(std::pair(session, opening), piece->first);
+  piece->second.openings.emplace(std::pair(session, opening), lease);
+  ++openingsOf_[session];
 }
 
 SharedPiece Offers::pieceOf(const Token& token) const {
@@ -78,7 +90,8 @@ Offers::Refusal Offers::open(const Asker& asker, const Token& token, const MaySh
   if (token.server != server_) return Refusal::elsewhere;
   const auto offer = offers_.find(token.key);
   if (offer == offers_.end()) return Refusal::unknown;
-  Piece& piece = pieces_.at(offer->second.piece);
+  const auto at = pieces_.find(offer->second.piece);
+  const Piece& piece = at->second;
   const Id& owner = piece.account.first;
   const Id& lease = asker.account.first;
   // Of a lease's two placements, as it moves, neither has memory of the other.
@@ -93,9 +106,7 @@ Offers::Refusal Offers::open(const Asker& asker, const Token& token, const MaySh
   }
   if (openingsOf_[asker.session] >= kMostOffers) return Refusal::tooMany;
   opened = {nextOpening_++, part, piece.descriptor};
-  piece.openings.emplace(std::pair(asker.session, opened.opening), lease);
-  openings_[{asker.session, opened.opening}] = offer->second.piece;
-  ++openingsOf_[asker.session];
+  addOpening(at, asker.session, opened.opening, lease);
   return Refusal::none;
 }
 
@@ -152,11 +163,11 @@ std::set<uint64_t> Offers::borrowers(const Id& lease, uint64_t deviceEpoch) cons
   return all;
 }
 
-std::set<Offers::AccountName> Offers::lenders() const {
-  std::set<AccountName> all;
+std::set<Id> Offers::lenders() const {
+  std::set<Id> all;
   for (const auto& [number, piece] : pieces_)
     for (const auto& [opening, opener] : piece.openings)
-      if (piece.lends(opener)) all.insert(piece.account);
+      if (piece.lends(opener)) all.insert(piece.account.first);
   return all;
 }
 
@@ -188,12 +199,7 @@ void Offers::restorePiece(const SharedPiece& piece, kj::AutoCloseFd descriptor) 
 void Offers::restoreOffer(uint64_t session, const Earlier::Offered& offered) {
   const auto piece = find(session, offered.piece);
   if (piece == pieces_.end() || offersOf_[session] >= kMostOffers) return;
-  Part part = piece->second.whole;
-  part.offset = offered.offset;
-  part.length = offered.length;
-  if (!offers_.emplace(offered.key, Offer{piece->first, part}).second) return;
-  piece->second.offers.insert(offered.key);
-  ++offersOf_[session];
+  addOffer(piece, offered.key, offered.offset, offered.length);
 }
 
 std::optional<Offers::Charge> Offers::restoreOpening(const Earlier& who, uint64_t opening,
@@ -209,9 +215,7 @@ std::optional<Offers::Charge> Offers::restoreOpening(const Earlier& who, uint64_
         pieces_.emplace(of.id, Piece{of.account, 0, whole, of.device, kj::AutoCloseFd(), {}, {}, {}}).first;
     charge = Charge{of.account, 0, kHeir | of.id, of.place, of.bytes};
   }
-  openings_.emplace(std::pair(who.session, opening), of.id);
-  piece->second.openings.emplace(std::pair(who.session, opening), who.account.first);
-  ++openingsOf_[who.session];
+  addOpening(piece, who.session, opening, who.account.first);
   return charge;
 }
 

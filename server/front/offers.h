@@ -109,8 +109,8 @@ class Offers {
   // The sessions of other leases that have device memory of this one. deviceEpoch: of its placement of that
   // epoch; 0: of any.
   std::set<uint64_t> borrowers(const Id& lease, uint64_t deviceEpoch = 0) const;
-  // The leases of which there are some, by placement.
-  std::set<AccountName> lenders() const;
+  // The leases of which there are some.
+  std::set<Id> lenders() const;
 
   const Id& server() const { return server_; }
   size_t pieces() const { return pieces_.size(); }
@@ -137,6 +137,9 @@ class Offers {
   };
   std::map<uint64_t, Piece>::iterator find(uint64_t session, uint64_t piece);
   Charge end(std::map<uint64_t, Piece>::iterator piece);
+  void addOffer(std::map<uint64_t, Piece>::iterator piece, const Id& key, uint64_t offset, uint64_t length);
+  void addOpening(std::map<uint64_t, Piece>::iterator piece, uint64_t session, uint64_t opening,
+                  const Id& lease);
   void restorePiece(const SharedPiece& piece, kj::AutoCloseFd descriptor);
   void restoreOffer(uint64_t session, const Earlier::Offered& offered);
   std::optional<Charge> restoreOpening(const Earlier& who, uint64_t opening, const SharedPiece& of,

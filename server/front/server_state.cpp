@@ -150,7 +150,13 @@ void writeLeases(const std::vector<StoredGrant>& from, schema::StoredServer::Bui
   }
 }
 
-void readTargets(schema::StoredServer::Reader from, std::vector<StoredGrant>& leases) {
+void readLeases(schema::StoredServer::Reader from, std::vector<StoredGrant>& leases) {
+  for (auto lease : from.getLeases()) leases.push_back(readGrant(lease));
+  for (auto lease : from.getAside()) leases.push_back(readAside(lease));
+  for (auto lease : from.getEnding()) {
+    leases.push_back(readGrant(lease));
+    leases.back().ending = true;
+  }
   for (auto target : from.getTargets())
     for (StoredGrant& lease : leases)
       if (lease.id == schema::read(target.getId()))
@@ -178,16 +184,7 @@ ServerState StateFile::read() {
       state.epochs[schema::bytes(device.getUuid())] = device.getHighestEpoch();
     if (stored.getBootId() == bootId_.c_str()) {
       const bool ofThisInterface = stored.getWorkerInterface() == kWorkerInterface;
-      if (ofThisInterface)
-        for (auto lease : stored.getLeases()) state.leases.push_back(readGrant(lease));
-      if (ofThisInterface)
-        for (auto lease : stored.getAside()) state.leases.push_back(readAside(lease));
-      if (ofThisInterface)
-        for (auto lease : stored.getEnding()) {
-          state.leases.push_back(readGrant(lease));
-          state.leases.back().ending = true;
-        }
-      readTargets(stored, state.leases);
+      if (ofThisInterface) readLeases(stored, state.leases);
       if (stored.hasSharing()) state.sharing = readSharing(stored.getSharing());
       if (stored.hasCopier())
         state.copier =

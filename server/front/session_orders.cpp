@@ -181,7 +181,7 @@ std::map<Id, std::vector<std::string>> SessionTable::hindrances() const {
           "cannot be moved to another server: it shares memory with this one (transport " +
               std::string(transport->name) + ")");
   }
-  for (const auto& [lease, epoch] : offers_.lenders())
+  for (const Id& lease : offers_.lenders())
     add(lease, "cannot be suspended, or moved to other GPUs: " + lentText(lease));
   return all;
 }

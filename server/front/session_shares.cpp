@@ -209,8 +209,7 @@ kj::Promise<void> SessionTable::takenBack(const Id& lease, kj::Duration bound, c
 
 void SessionTable::lookAtBorrowers() {
   if (givenBack_.empty()) return;
-  std::set<Id> lenders;
-  for (const auto& [lease, epoch] : offers_.lenders()) lenders.insert(lease);
+  const std::set<Id> lenders = offers_.lenders();
   for (auto waits = givenBack_.begin(); waits != givenBack_.end();) {
     if (lenders.contains(waits->first)) {
       ++waits;

@@ -152,7 +152,7 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   // Who has device memory of that lease still, of other leases; for people, and empty: nobody. deviceEpoch:
   // as in Offers::borrowers.
   std::string borrowers(const Id& lease, uint64_t deviceEpoch = 0) const;
-  std::set<std::pair<Id, uint64_t>> lenders() const { return offers_.lenders(); }
+  std::set<Id> lenders() const { return offers_.lenders(); }
   // The same as a reason not to take the lease off its devices.
   std::string lentText(const Id& lease, uint64_t deviceEpoch = 0) const;
   // Resolves when nobody has.

@@ -181,7 +181,7 @@ TEST_CASE("a session of another lease opens what may be shared, on a device that
   REQUIRE(asks({"gpu 2", "gpu 0"}) == Refusal::none);
   CHECK(opened.part.place == 1);  // as the other lease counts
   CHECK(opened.part.bytes == 64);
-  CHECK(offers.lenders() == std::set<Offers::AccountName>{kLease});
+  CHECK(offers.lenders() == std::set<Id>{kLease.first});
   CHECK(offers.borrowers(kLease.first) == std::set<uint64_t>{kGuest});
   CHECK(offers.borrowers(kLease.first, kLease.second) == std::set<uint64_t>{kGuest});
   CHECK(offers.borrowers(kLease.first, kMoved.second).empty());
@@ -199,7 +199,7 @@ TEST_CASE("what another lease has opened outlives its owner, and nobody opens it
   REQUIRE(charges.size() == 1);
   CHECK(charges[0].account == kLease);  // charged to the lease of which it is
   CHECK(charges[0].to == (Offers::kHeir | 1));
-  CHECK(offers.lenders() == std::set<Offers::AccountName>{kLease});
+  CHECK(offers.lenders() == std::set<Id>{kLease.first});
   Offers::Opened again;
   CHECK(offers.open({kOther, kThird, kDevices}, token, kTenant, again) == Refusal::unknown);
   const auto last = offers.leave(kGuest);
@@ -294,7 +294,7 @@ TEST_CASE("what the dead have left in an earlier life is charged to their lease 
   CHECK(charges[0].from == 0);
   CHECK(charges[0].to == (Offers::kHeir | kPiece.id));
   CHECK(charges[0].bytes == 64);
-  CHECK(offers.lenders() == std::set<Offers::AccountName>{kLease});
+  CHECK(offers.lenders() == std::set<Id>{kLease.first});
   CHECK_FALSE(offers.close(kGuest, 5));
   CHECK_FALSE(offers.close(kGuest, 6));
   CHECK(offers.lenders().empty());
