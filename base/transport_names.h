@@ -36,6 +36,13 @@ constexpr const TransportFacts& transportWith(TransportFacts::Reach reach) {
                        [&](const TransportFacts& one) { return one.reach == reach; });
 }
 
+// A session over `transport` goes on over that one at a worker that does not share its client's memory.
+constexpr std::string_view transportApart(std::string_view transport) {
+  const TransportFacts* facts = findTransport(transport);
+  const bool shares = facts != nullptr && facts->reach == TransportFacts::Reach::sameHost;
+  return shares ? transportWith(TransportFacts::Reach::anyHost).name : transport;
+}
+
 // Their names, for messages: "shm|ucx", "shm or ucx".
 inline std::string transportChoices(const std::string& between) {
   std::string names;

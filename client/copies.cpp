@@ -70,12 +70,13 @@ CUresult sendRead(const StreamRef& ref, uint64_t from, Chunk& chunk, uint64_t st
   });
 }
 
-// From a slot, and into one.
+// From a slot that is filled, and into one.
 CUresult postWrite(const StreamRef& ref, uint64_t to, Chunk& chunk) {
   CUresult status = CUDA_SUCCESS;
   {
     const Inside inside(transfers(), Transfers::named);
-    status = sendWrite(ref, to, chunk, staging().address(chunk.slot));
+    if (!Session::get().mapsMemory()) status = staging().bring(chunk.slot, chunk.bytes);
+    if (status == CUDA_SUCCESS) status = sendWrite(ref, to, chunk, staging().address(chunk.slot));
   }
   return status == CUDA_SUCCESS ? keepCredit(ref) : status;
 }
@@ -94,19 +95,19 @@ CUresult uploadSmall(const StreamRef& ref, uint64_t to, uint64_t from, size_t by
   Staging::Slot slot;
   CUresult status = staging().acquire(bytes, slot);
   if (status != CUDA_SUCCESS) return status;
-  const bool shared = Session::get().mapsMemory();
-  if (shared) std::memcpy(staging().mapped(slot), bytesAt(from), bytes);
   bool due = false;
   {
     const Inside inside(transfers(), Transfers::named);
     const uint64_t staged = staging().address(slot);
-    if (shared)
+    if (Session::get().mapsMemory()) {
+      std::memcpy(staging().mapped(slot), bytesAt(from), bytes);
       status = sendTo<"cuMemcpyHtoDAsync_v2">(ref, due, CUdeviceptr{to},
                                               reinterpret_cast<const void*>(staged), bytes, ref.wire);
-    else
+    } else {
       status = sendTo<"sessionWrite">(ref, due, ref.wire, CUdeviceptr{to}, CUdeviceptr{staged},
                                       reinterpret_cast<const unsigned char*>(from), bytes, uint64_t{0},
                                       uint64_t{0});
+    }
   }
   if (due) status = keepCredit(ref);
   staging().releaseAfter(slot, ref, ref.stream->posted.load());
@@ -208,8 +209,7 @@ CUresult uploadRemote(const StreamRef& ref, uint64_t to, uint64_t from, size_t b
 
 CUresult uploadLinear(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes) {
   if (bytes <= Staging::kSmall) return uploadSmall(ref, to, from, bytes);
-  return Session::get().mapsMemory() ? uploadShared(ref, to, from, bytes)
-                                     : uploadRemote(ref, to, from, bytes);
+  return staging().isMapped() ? uploadShared(ref, to, from, bytes) : uploadRemote(ref, to, from, bytes);
 }
 
 // One host: chunks arrive in slots one after the other; the threads empty them.
@@ -236,6 +236,8 @@ CUresult downloadShared(const StreamRef& ref, uint64_t to, uint64_t from, size_t
     if (arrived < asked && (arrived == copied || isDone(ref, ring[arrived % kAhead].value))) {
       Chunk& chunk = ring[arrived % kAhead];
       if (status = waitFor(ref, chunk.value); status != CUDA_SUCCESS) break;
+      if (!Session::get().mapsMemory()) status = staging().fetch(chunk.slot, chunk.bytes);
+      if (status != CUDA_SUCCESS) break;
       chunk.job = {bytesAt(to + chunk.at), staging().mapped(chunk.slot), chunk.bytes, bytes >= kStreaming};
       copyThreads().start(chunk.job, parallel);
       ++arrived;
@@ -326,7 +328,7 @@ CUresult downloadProtected(const StreamRef& ref, uint64_t to, uint64_t from, siz
 }
 
 CUresult downloadLinear(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes) {
-  if (Session::get().mapsMemory()) return downloadShared(ref, to, from, bytes);
+  if (staging().isMapped()) return downloadShared(ref, to, from, bytes);
   if (bytes <= Staging::kSmall) return downloadInline(ref, to, from, bytes);
   return Session::get().isProtected() ? downloadProtected(ref, to, from, bytes)
                                       : downloadRemote(ref, to, from, bytes);
@@ -334,19 +336,19 @@ CUresult downloadLinear(const StreamRef& ref, uint64_t to, uint64_t from, size_t
 
 // Arena memory on a network goes piece by piece, so that the device takes one while the next one travels.
 CUresult uploadArena(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes) {
-  const bool shared = Session::get().mapsMemory();
-  size_t piece = shared ? bytes : HostMemory::kTravel;
+  const Session& session = Session::get();
   CUresult status = CUDA_SUCCESS;
-  for (size_t at = 0; at < bytes && status == CUDA_SUCCESS; at += piece) {
-    size_t n = std::min(piece, bytes - at);
+  for (size_t at = 0, n = 0; at < bytes && status == CUDA_SUCCESS; at += n) {
+    n = session.mapsMemory() ? bytes - at : std::min(HostMemory::kTravel, bytes - at);
     bool due = false;
-    if (!shared && carrier().busy()) carrier().await(from + at, n);
-    if (!shared) status = hostMemory().awaitUpload(bytesAt(from + at), n);
+    if (!session.mapsMemory()) {
+      if (carrier().busy()) carrier().await(from + at, n);
+      status = hostMemory().awaitUpload(bytesAt(from + at), n);
+    }
     if (status != CUDA_SUCCESS) break;
     {
-      std::optional<Inside> inside;
-      if (!shared) inside.emplace(transfers(), Transfers::named);
-      if (!shared) status = hostMemory().upload(*ref.stream, bytesAt(from + at), n);
+      const Inside inside(transfers(), Transfers::named);
+      if (!session.mapsMemory()) status = hostMemory().upload(*ref.stream, bytesAt(from + at), n);
       if (status == CUDA_SUCCESS)
         status = sendTo<"cuMemcpyHtoDAsync_v2">(ref, due, CUdeviceptr{to + at},
                                                 reinterpret_cast<const void*>(from + at), n, ref.wire);
@@ -356,13 +358,33 @@ CUresult uploadArena(const StreamRef& ref, uint64_t to, uint64_t from, size_t by
   return status;
 }
 
-// One host, arena memory, and the caller waits: the copy and its word in one frame.
-CUresult copyArenaAwaited(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes, bool upload) {
+// One host, arena memory, and the caller waits: the copy and its word in one frame. False: the session has
+// gone to another host, and nothing was sent.
+bool copyArenaAwaited(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes, bool upload,
+                      CUresult& status) {
   Chunk whole;
   whole.bytes = bytes;
-  CUresult status = upload ? sendWrite(ref, to, whole, from) : sendRead(ref, from, whole, to, {});
+  {
+    const Inside inside(transfers(), Transfers::named);
+    if (!Session::get().mapsMemory()) return false;
+    status = upload ? sendWrite(ref, to, whole, from) : sendRead(ref, from, whole, to, {});
+  }
   if (status == CUDA_SUCCESS) status = keepCredit(ref);
-  return status == CUDA_SUCCESS ? waitFor(ref, whole.value) : status;
+  if (status == CUDA_SUCCESS) status = waitFor(ref, whole.value);
+  return true;
+}
+
+CUresult downloadArena(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes) {
+  bool due = false;
+  {
+    const Inside inside(transfers(), Transfers::named);
+    if (Session::get().mapsMemory()) {
+      const CUresult status = sendTo<"cuMemcpyDtoHAsync_v2">(ref, due, reinterpret_cast<void*>(to),
+                                                             CUdeviceptr{from}, bytes, ref.wire);
+      if (!due) return status;
+    }
+  }
+  return due ? keepCredit(ref) : hostMemory().download(ref, to, from, bytes);
 }
 
 // Host memory that kernels address, too, at `mirror`: what a kernel ahead writes there is what is copied, and
@@ -460,16 +482,11 @@ CUresult copyLinear(const StreamRef& ref, uint64_t to, End toEnd, uint64_t from,
   }
   if (fromDevice && toEnd == End::host) return downloadLinear(ref, to, from, bytes);
   const Session& session = Session::get();
-  if (timing == Timing::sync && session.mapsMemory() && !session.printing())
-    return copyArenaAwaited(ref, to, from, bytes, toDevice);
-  if (toDevice) {
-    CUresult status = uploadArena(ref, to, from, bytes);
-    if (status == CUDA_SUCCESS && timing == Timing::sync) status = synchronizeStream(ref);
+  CUresult status = CUDA_SUCCESS;
+  if (timing == Timing::sync && session.mapsMemory() && !session.printing() &&
+      copyArenaAwaited(ref, to, from, bytes, toDevice, status))
     return status;
-  }
-  CUresult status = session.mapsMemory() ? postTo<"cuMemcpyDtoHAsync_v2">(ref, reinterpret_cast<void*>(to),
-                                                                          CUdeviceptr{from}, bytes, ref.wire)
-                                         : hostMemory().download(ref, to, from, bytes);
+  status = toDevice ? uploadArena(ref, to, from, bytes) : downloadArena(ref, to, from, bytes);
   if (status == CUDA_SUCCESS && timing == Timing::sync) status = synchronizeStream(ref);
   return status;
 }

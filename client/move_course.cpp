@@ -7,15 +7,18 @@ using schema::NoticeType;
 bool MoveCourse::hear(NoticeType type, uint64_t effect, uint32_t epoch, bool held) {
   switch (type) {
     case NoticeType::prepare:
+    case NoticeType::prepareApart:
       if (leaving_) return true;
       if (stage_ == Stage::ending && !again_) {
         again_ = true;
         nextEffect_ = effect;
+        nextApart_ = type == NoticeType::prepareApart;
         return true;
       }
       if (stage_ != Stage::none) return false;
       stage_ = Stage::prepared;
       effect_ = effect;
+      apart_ = type == NoticeType::prepareApart;
       return true;
     case NoticeType::drained:
       if (stage_ != Stage::stopped) return stage_ == Stage::ending || leaving_;
@@ -39,6 +42,12 @@ bool MoveCourse::hear(NoticeType type, uint64_t effect, uint32_t epoch, bool hel
 bool MoveCourse::reach(Stage stage) {
   if (stage_ == Stage::none || static_cast<int>(stage) != static_cast<int>(stage_) + 1) return false;
   stage_ = stage;
+  return true;
+}
+
+bool MoveCourse::refuse() {
+  if (stage_ != Stage::prepared) return false;
+  stage_ = Stage::ending;
   return true;
 }
 
@@ -81,6 +90,7 @@ void MoveCourse::arrive() {
 bool MoveCourse::end() {
   stage_ = again_ ? Stage::prepared : Stage::none;
   effect_ = nextEffect_;
+  apart_ = nextApart_;
   const bool again = again_;
   again_ = false;
   return again;

@@ -28,6 +28,8 @@ class MoveCourse {
 
   // stopped, quiet and going follow prepared, drained and moved. False: the move has ended meanwhile.
   bool reach(Stage stage);
+  // The client cannot go where the worker wants to have it. False: the move is over already.
+  bool refuse();
   // The client could not reach the other worker. False: the worker said first that the session stays.
   bool fails();
   // Nothing comes from the worker any more. What only it could go on with ends.
@@ -53,11 +55,12 @@ class MoveCourse {
   uint64_t effect() const { return effect_; }  // of the `prepare` that is obeyed
   uint32_t epoch() const { return epoch_; }    // as `moved` said
   bool held() const { return held_; }
+  bool apart() const { return apart_; }      // the worker has said prepareApart
   bool leaving() const { return leaving_; }  // the program ends
 
  private:
   Stage stage_ = Stage::none;
-  bool again_ = false, leaving_ = false, mute_ = false, held_ = false;
+  bool again_ = false, leaving_ = false, mute_ = false, held_ = false, apart_ = false, nextApart_ = false;
   uint64_t effect_ = 0, nextEffect_ = 0;
   uint32_t epoch_ = 0;
 };

@@ -137,8 +137,9 @@ Session* Session::open(const Accepts& accepts, CUresult& status, std::string& te
   return nullptr;
 }
 
-std::unique_ptr<transport::Connection> Session::connect(int bootstrap, const std::string& networkDevice,
-                                                        CUresult& status, std::string& text) const {
+std::unique_ptr<transport::Connection> Session::connect(const std::string& transport, int bootstrap,
+                                                        const std::string& networkDevice, CUresult& status,
+                                                        std::string& text) const {
   status = CUDA_ERROR_DEVICE_UNAVAILABLE;
   transport::Options options;
   options.networkDevice = networkDevice;
@@ -146,7 +147,7 @@ std::unique_ptr<transport::Connection> Session::connect(int bootstrap, const std
   options.setupTimeout = patience.setup;
   try {
     SignalsBlocked blocked;
-    return transport::connect(transport_, bootstrap, options);
+    return transport::connect(transport, bootstrap, options);
   } catch (const std::exception& e) {
     if (dynamic_cast<const transport::ShortOfMemory*>(&e) != nullptr) status = CUDA_ERROR_OUT_OF_MEMORY;
     text = std::string("cannot connect to the worker: ") + e.what();

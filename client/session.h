@@ -53,10 +53,14 @@ class Session {
   transport::Connection& connection() { return *connection_; }
   Transfers& transfers() { return transfers_; }
   Words& words() { return *words_; }
-  bool mapsMemory() const { return mapsMemory_; }
-  // Of host memory's mirrors: their set has another number now. 0: it may not be told unchanged.
+  // Client and worker are on one host, and share memory. A move to another host ends that: it stays what it
+  // is while the caller is inside transfers(). Who reads it elsewhere, and then waits for what it has sent
+  // before, may see memory that was shared: of that nothing is taken away, and what the old worker did is in
+  // it.
+  bool mapsMemory() const { return mapsMemory_.load(std::memory_order_acquire); }
   // How often the session has gone on at another worker.
   uint64_t moves() const { return moves_.load(std::memory_order_acquire); }
+  // Of host memory's mirrors: their set has another number now. 0: it may not be told unchanged.
   void setMirrors(uint64_t number) { mirrorSet_.store(number, std::memory_order_release); }
   // What the program may know to be over, although its word has not come: a word is written behind the event
   // that it is for, and others may wait for that event. Records of events are numbered in the order in which
@@ -173,6 +177,9 @@ class Session {
                     std::string& why);
     // Goes over to what was prepared; hello() names the new worker's staging memory.
     void (*finish)();
+    // Behind it, where client and worker were on one host and are not any more, before any frame is sent:
+    // brings the new worker what the program has changed meanwhile.
+    void (*bring)();
     // Where the old worker has died, instead of `prepare`: pinned memory is lent to the new one. Then where
     // the new worker is to put bytes for an address of it; and the names that the new worker has for all of
     // it.
@@ -216,6 +223,8 @@ class Session {
   // The error of memory that could not be mapped here or shared with the worker, though there is room for it.
   CUresult shareFailed();
 
+  // The program ends: no move begins any more. False: one is under way.
+  bool moveNoMore();
   // At process exit: says goodbye. Later calls fail with DEINITIALIZED.
   void goodbye();
   // In a forked child.
@@ -228,8 +237,9 @@ class Session {
   friend struct SessionSeam;  // tests/fuzz: what a worker sends, without a worker
   Session() = default;
   // Takes the bootstrap socket. Null: why.
-  std::unique_ptr<transport::Connection> connect(int bootstrap, const std::string& networkDevice,
-                                                 CUresult& status, std::string& text) const;
+  std::unique_ptr<transport::Connection> connect(const std::string& transport, int bootstrap,
+                                                 const std::string& networkDevice, CUresult& status,
+                                                 std::string& text) const;
   // Makes it the session's connection; another thread than the mover only at the session's start.
   void use(std::shared_ptr<transport::Connection> connection);
   bool greet(const Accepts& accepts, CUresult& status, std::string& text);
@@ -395,6 +405,10 @@ class Session {
   // To no worker yet: the session is in files.
   void goAway();
   bool isHeld() const;
+  // The next worker shares no memory with this process, though this one does.
+  bool isApart() const;
+  // False: it could not be reached, which the worker has been told.
+  bool mayGoApart();
   // A connection to the session's next worker, through the holder. Null: why. given: there is one.
   std::unique_ptr<transport::Connection> dial(uint32_t epoch, bool& given, std::string& why);
   bool greetNext(NextWorker& next, std::string& why) const;
@@ -428,6 +442,8 @@ class Session {
   std::byte* unsentRoom(transport::Channel channel, size_t bytes);
 
   static bool fits(const schema::WorkerHello& now, const schema::WorkerHello& next, std::string& why);
+  void leaveShared(const transport::Connection& next);
+  void bring(const MoveHooks& hooks);
   void switchTo(NextWorker& next);
   void noteWatch(schema::WordUpdate watch);  // this and the next two under controlMutex_
   void sweepWatches();                       // forgets those that were reached
@@ -447,7 +463,7 @@ class Session {
   std::atomic<transport::Connection*> inUse_{nullptr}, beside_{nullptr};
   std::unique_ptr<schema::WorkerHello> hello_;
   std::unique_ptr<Words> words_;
-  bool mapsMemory_ = false;
+  std::atomic<bool> mapsMemory_{false};
   int holder_ = -1;
   std::string transport_, networkDevice_;
   std::string server_;  // where it began: names its devices' PCI addresses

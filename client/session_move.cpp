@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "base/signals.h"
+#include "base/transport_names.h"
 #include "client/holder.h"
 #include "client/session.h"
 #include "transports/waiting.h"
@@ -81,6 +82,13 @@ bool Session::wentOver(const transport::Connection* gone) {
   return link().get() != gone;
 }
 
+bool Session::moveNoMore() {
+  std::lock_guard lock(moveMutex_);
+  if (course_.stage() != Stage::none) return false;
+  course_.leave();
+  return true;
+}
+
 bool Session::leaveMove() {
   std::unique_lock lock(moveMutex_);
   course_.leave();
@@ -111,6 +119,11 @@ bool Session::moveIsOver() const {
 bool Session::isHeld() const {
   std::lock_guard lock(moveMutex_);
   return course_.held();
+}
+
+bool Session::isApart() const {
+  std::lock_guard lock(moveMutex_);
+  return mapsMemory_ && course_.apart();
 }
 
 bool Session::mayNotSpeak() const {
@@ -148,12 +161,37 @@ bool Session::sayStage(Stage stage, NoticeType type, uint64_t last) {
   return sayControl(type, &body, sizeof body, transport::kForever, effect);
 }
 
+// Here, and not when the session has left its worker. Loading a library waits for threads that load one, and
+// these may wait in a call for the end of a move that has stopped them.
+bool Session::mayGoApart() {
+  if (!isApart()) return true;
+  std::string why;
+  try {
+    transport::load(std::string(transportWith(TransportFacts::Reach::anyHost).name));
+    return true;
+  } catch (const std::exception& error) {
+    why = error.what();
+  }
+  GPUPOOL_WARNING("the session does not leave this machine: %s", why.c_str());
+  std::lock_guard control(controlMutex_);
+  uint64_t effect = 0;
+  {
+    std::lock_guard lock(moveMutex_);
+    if (!course_.refuse()) return false;
+    effect = course_.effect();
+  }
+  sayControl(NoticeType::stays, nullptr, 0, within(kPartingBound), effect);
+  return false;
+}
+
 // Each line holds back more of the other threads, in the order in which they may wait for one another.
 void Session::carryOutMove() {
+  if (!mayGoApart()) return;
   const auto cancelled = [this] { return moveIsOver(); };
   const Transfers::Closed named(transfers_, Transfers::named, cancelled);
   if (!named) return;
   std::lock_guard frames(enqueueMutex_);
+  const bool shared = mapsMemory_;
   {
     std::lock_guard control(controlMutex_);
     if (!sayStage(Stage::stopped, NoticeType::stopped, seq_)) return;
@@ -161,7 +199,7 @@ void Session::carryOutMove() {
   if (!awaitStage(Stage::drained)) return;
   const Transfers::Closed alone(transfers_, Transfers::alone, cancelled);
   if (!alone) return;
-  std::lock_guard control(controlMutex_);
+  std::unique_lock control(controlMutex_);
   setStill(kMoving, true);
   if (log_ != nullptr) log_->cut(seq_, asides_.load(std::memory_order_relaxed));
   if (readReplies() && sayStage(Stage::quiet, NoticeType::quiet, asides_.load(std::memory_order_relaxed)) &&
@@ -172,6 +210,18 @@ void Session::carryOutMove() {
     connection_->close();
   }
   setStill(kMoving, false);
+  control.unlock();
+  if (const MoveHooks* hooks = moveHooks_; shared && !mapsMemory_ && hooks != nullptr) bring(*hooks);
+}
+
+// No frame may come before it, so without it there is none.
+void Session::bring(const MoveHooks& hooks) {
+  try {
+    hooks.bring();
+  } catch (const std::bad_alloc&) {
+    tellReason("there is no memory for a copy of what kernels address; start the program again");
+    words_->setSticky(CUDA_ERROR_DEVICE_UNAVAILABLE);
+  }
 }
 
 // Every frame is served, so every reply is on its way; what was asked by a thread that now waits for us is
@@ -248,14 +298,15 @@ std::unique_ptr<transport::Connection> Session::dial(uint32_t epoch, bool& given
   OpenedSession opened;
   // The holder bounds how long a session that is nowhere is waited for: as long as it has the lease.
   const bool held = isHeld();
-  const NextEpoch wish{sessionHigh_, sessionLow_, epoch, transport_, held, serverLost_};
+  const std::string over(isApart() ? transportWith(TransportFacts::Reach::anyHost).name : transport_);
+  const NextEpoch wish{sessionHigh_, sessionLow_, epoch, over, held, serverLost_};
   const CUresult status = openNextEpoch(
       holder_, schema::rowsHash(), wish, opened, owedReplies_, held ? kForLong : kReachBound,
       [this] { return moveIsOver(); }, why);
   if (status != CUDA_SUCCESS) return nullptr;
   given = true;
   CUresult ignored = CUDA_SUCCESS;
-  return connect(opened.bootstrap, opened.reply.networkDevice, ignored, why);
+  return connect(over, opened.bootstrap, opened.reply.networkDevice, ignored, why);
 }
 
 // A server, or worker, that dies before it has greeted has nothing of the session: another one begins it. The
@@ -263,7 +314,7 @@ std::unique_ptr<transport::Connection> Session::dial(uint32_t epoch, bool& given
 bool Session::reachFirst(OpenedSession opened, const Accepts& accepts, CUresult& status, std::string& text) {
   constexpr unsigned kMostServers = 4;
   for (unsigned tries = kMostServers; tries != 0; --tries) {
-    auto connection = connect(opened.bootstrap, opened.reply.networkDevice, status, text);
+    auto connection = connect(transport_, opened.bootstrap, opened.reply.networkDevice, status, text);
     bool lost = connection == nullptr && status == CUDA_ERROR_DEVICE_UNAVAILABLE && holderKeeps_;
     bool server = true;
     if (connection != nullptr) {
@@ -307,8 +358,8 @@ bool Session::reachNext(NextWorker& next, std::string& why) {
   next.connection = dial(next.epoch, next.given, why);
   if (next.connection == nullptr) return false;
   beside_ = next.connection.get();
-  if (next.connection->mapsMemory() != mapsMemory_) {
-    why = "the new worker is reached in another way than the old one";
+  if (next.connection->mapsMemory() != (mapsMemory_ && !isApart())) {
+    why = "the new worker is reached in another way than it should be";
     return false;
   }
   if (!greetNext(next, why)) return false;
@@ -382,6 +433,15 @@ bool Session::fits(const schema::WorkerHello& now, const schema::WorkerHello& ne
   return true;
 }
 
+// The old worker writes no word any more.
+void Session::leaveShared(const transport::Connection& next) {
+  transport_ = next.name();
+  mapsMemory_.store(false, std::memory_order_release);
+  if (words_->leaveShared()) return;
+  tellReason("there is no memory to go on without the worker's; start the program again");
+  words_->setSticky(CUDA_ERROR_DEVICE_UNAVAILABLE);
+}
+
 // Under both channels' locks, and with nobody inside transfers_. Nobody reads replies, for none is awaited.
 void Session::switchTo(NextWorker& next) {
   const auto old = link();
@@ -394,6 +454,7 @@ void Session::switchTo(NextWorker& next) {
   hello_->words = next.hello.words;
   hello_->staging = next.hello.staging;
   hello_->stagingAddress = next.hello.stagingAddress;
+  if (mapsMemory_ && !next.connection->mapsMemory()) leaveShared(*next.connection);
   if (const MoveHooks* hooks = moveHooks_) hooks->finish();
   beside_ = old.get();
   use(next.connection);

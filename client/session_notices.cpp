@@ -157,6 +157,7 @@ void Session::handleNotice(std::span<const std::byte> message) {
       setStill(kSuspended, header.type == NoticeType::suspended);
       break;
     case NoticeType::prepare:
+    case NoticeType::prepareApart:
     case NoticeType::drained:
     case NoticeType::moved:
     case NoticeType::stay:

@@ -108,6 +108,7 @@ class PackedRows {
       buffer_.reset(bytes_ = new std::byte[bytes]);
   }
   std::byte* row(size_t index, size_t width) const { return bytes_ + index * width; }
+  const std::byte* data() const { return bytes_; }
   std::byte* buffer() const { return buffer_.get(); }  // null: they are in the slot
 
  private:
@@ -126,9 +127,9 @@ CUresult uploadPart(const StreamRef& ref, CUDA_MEMCPY3D_v2 p, const Side& source
   bool due = false;
   {
     const Transfers::Inside inside(Session::get().transfers(), Transfers::named);
-    if (packed.buffer() != nullptr) {
+    if (!Session::get().mapsMemory()) {
       transport::Transfer transfer = 0;
-      status = staging().write(slot, packed.buffer(), bytes, transfer);
+      status = staging().write(slot, packed.data(), bytes, transfer);
       if (status == CUDA_SUCCESS) status = staging().finish(transfer);
     }
     useStagingAsSource(p, slot);
@@ -322,12 +323,22 @@ CUresult copyVolume(const StreamRef& ref, CUDA_MEMCPY3D_v2 c, Timing timing) {
     c.dstHeight = destination.height;
   }
   // On a network arena memory is out of reach: what lies between the rows must not be sent along.
-  const bool shared = Session::get().mapsMemory();
-  const auto inReach = [&](End end) { return end == End::device || (end == End::arena && shared); };
+  const Session& session = Session::get();
+  const auto inReach = [&](End end) {
+    return end == End::device || (end == End::arena && session.mapsMemory());
+  };
   if (from != End::device && to != End::device) return betweenHosts(ref, c, source, destination);
-  if (!inReach(from)) return upload(ref, c, source, from, timing);
-  if (!inReach(to)) return download(ref, c, destination, to, timing);
-  CUresult status = postTo<"cuMemcpy3DAsync_v2">(ref, &c, ref.wire);
+  CUresult status = CUDA_SUCCESS;
+  bool due = false, sent = false;
+  {
+    const Transfers::Inside inside(Session::get().transfers(), Transfers::named);
+    sent = inReach(from) && inReach(to);
+    if (sent) status = sendTo<"cuMemcpy3DAsync_v2">(ref, due, &c, ref.wire);
+  }
+  if (!sent)
+    return to == End::device ? upload(ref, c, source, from, timing)
+                             : download(ref, c, destination, to, timing);
+  if (due) status = keepCredit(ref);
   bool waits = timing == Timing::sync && (from == End::arena || to == End::arena);
   return status == CUDA_SUCCESS && waits ? synchronizeStream(ref) : status;
 }

@@ -1,11 +1,13 @@
 #include "client/words.h"
 
 #include <linux/futex.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <climits>
+#include <cstring>
 #include <ctime>
 
 namespace gpupool::client {
@@ -14,15 +16,40 @@ constexpr size_t kSweep = 64;  // retired words are looked over by so many, not 
 constexpr long kNapNanoseconds = 100'000'000, kStillNanoseconds = 500'000'000;  // what a lost ring costs
 }  // namespace
 
-Words::Words(std::shared_ptr<transport::SharedMemory> shared)
-    : memory_(std::move(shared)), shared_(memory_ != nullptr) {
+Words::Words(std::shared_ptr<transport::SharedMemory> shared) : memory_(std::move(shared)) {
   if (memory_ == nullptr) {
     memory_ = transport::SharedMemory::create(schema::kWordsBytes);
-    unchanged_ = std::vector<std::atomic<uint64_t>>(schema::kWordsCount);
+    makeUnchanged();
   }
   base_ = memory_->data();
   words_ = reinterpret_cast<std::atomic<uint64_t>*>(base_ + schema::kWordsOffset);
   spin_ = sysconf(_SC_NPROCESSORS_ONLN) > 2;
+}
+
+void Words::makeUnchanged() {
+  unchangedRoom_ = std::make_unique<std::atomic<uint64_t>[]>(schema::kWordsCount);
+  unchanged_.store(unchangedRoom_.get(), std::memory_order_release);
+}
+
+// The pages are replaced at once: a thread that polls sees the same words before and behind it.
+bool Words::leaveShared() {
+  if (!shared()) return true;
+  void* copy = mmap(nullptr, schema::kWordsBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (copy == MAP_FAILED) return false;
+  void* left =
+      mmap(nullptr, schema::kWordsBytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory_->descriptor(), 0);
+  std::memcpy(copy, base_, schema::kWordsBytes);
+  if (mremap(copy, schema::kWordsBytes, schema::kWordsBytes, MREMAP_MAYMOVE | MREMAP_FIXED, base_) ==
+      MAP_FAILED) {
+    munmap(copy, schema::kWordsBytes);
+    if (left != MAP_FAILED) munmap(left, schema::kWordsBytes);
+    return false;
+  }
+  makeUnchanged();
+  if (left == MAP_FAILED) return true;
+  ring(*static_cast<Header*>(left));  // who sleeps there does not hear the new page's bell
+  munmap(left, schema::kWordsBytes);
+  return true;
 }
 
 uint64_t Words::take() {
@@ -48,7 +75,8 @@ void Words::retire(uint64_t index, uint64_t value) {
 }
 
 void Words::setUnchanged(uint64_t index, uint64_t value) {
-  if (index < unchanged_.size()) unchanged_[index].store(value, std::memory_order_release);
+  auto* known = unchanged_.load(std::memory_order_acquire);
+  if (known != nullptr && index < schema::kWordsCount) known[index].store(value, std::memory_order_release);
 }
 
 void Words::set(uint64_t index, uint64_t value) {
@@ -64,9 +92,9 @@ void Words::setSticky(CUresult status) {
   ring();
 }
 
-void Words::ring() {
-  header().bell.fetch_add(1);
-  syscall(SYS_futex, &header().bell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+void Words::ring(Header& header) {
+  header.bell.fetch_add(1);
+  syscall(SYS_futex, &header.bell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
 bool Words::poll(uint64_t index, uint64_t value, std::chrono::microseconds time) const {

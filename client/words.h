@@ -37,11 +37,16 @@ class Words {
   // Told before the word itself is.
   void setUnchanged(uint64_t index, uint64_t value);
   bool unchanged(uint64_t index, uint64_t value) const {
-    return !unchanged_.empty() && unchanged_[index].load(std::memory_order_acquire) >= value;
+    const auto* known = unchanged_.load(std::memory_order_acquire);
+    return known != nullptr && known[index].load(std::memory_order_acquire) >= value;
   }
   CUresult sticky() const { return static_cast<CUresult>(header().sticky.load(std::memory_order_acquire)); }
   void setSticky(CUresult status);
-  void ring();
+  void ring() { ring(header()); }
+  // The session goes from a worker of this host to one on a network: the page becomes a private copy, at the
+  // same address. Nobody writes a word meanwhile; whoever sleeps looks again.
+  // False: there is no memory for it, and nothing has changed.
+  bool leaveShared();
   // No word moves: who waits looks rarely.
   void setStill(bool still) { still_.store(still, std::memory_order_relaxed); }
 
@@ -51,7 +56,7 @@ class Words {
   // polls for long, as the driver would.
   template <class Watch>
   CUresult wait(uint64_t index, uint64_t value, bool sleeps, Watch&& watch) {
-    if (poll(index, value, shared_ && !sleeps ? kUnasked : kBrief)) return CUDA_SUCCESS;
+    if (poll(index, value, shared() && !sleeps ? kUnasked : kBrief)) return CUDA_SUCCESS;
     if (CUresult status = sticky(); status != CUDA_SUCCESS) return status;
     watch();
     if (!sleeps && poll(index, value, kLong)) return CUDA_SUCCESS;
@@ -68,6 +73,7 @@ class Words {
     std::atomic<uint32_t> sticky, bell, waiters, reserved;
   };
   static_assert(sizeof(Header) == sizeof(schema::WordsHeader));
+  static void ring(Header& header);
   Header& header() const { return *reinterpret_cast<Header*>(base_); }
   // Where polling does not do: a wake-up costs tens of microseconds on either side, so it is worth much
   // polling; the worker is asked later where the device writes the very page, for it has more to do then.
@@ -78,8 +84,10 @@ class Words {
   std::shared_ptr<transport::SharedMemory> memory_;
   std::byte* base_;
   std::atomic<uint64_t>* words_;
-  std::vector<std::atomic<uint64_t>> unchanged_;  // network only
-  bool shared_;
+  bool shared() const { return unchanged_.load(std::memory_order_relaxed) == nullptr; }
+  void makeUnchanged();
+  std::unique_ptr<std::atomic<uint64_t>[]> unchangedRoom_;
+  std::atomic<std::atomic<uint64_t>*> unchanged_{nullptr};  // network only
   std::atomic<bool> still_{false};
   bool spin_;
   std::mutex mutex_;

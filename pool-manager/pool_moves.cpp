@@ -91,7 +91,13 @@ Choice Pool::chooseTarget(const LeaseRecord& record, const Principal& who, const
     if (use.unusable.empty() &&
         (hasLeft(record, use.name) || servers_.at(use.name).strangers.contains(record.id)))
       use.unusable = "it has not confirmed yet that the lease has left it (ask again in a moment)";
-  Choice choice = placeMove(wish, servers);
+  // Sessions go there over the network. Where no such server fits, the one that is chosen says so itself.
+  auto reached = servers;
+  for (auto& use : reached)
+    if (use.unusable.empty() && use.name != from.server.name && servers_.at(use.name).facts.port == 0)
+      use.unusable = "it takes no network sessions";
+  Choice choice = placeMove(wish, reached);
+  if (choice.server.empty()) choice = placeMove(wish, servers);
   if (choice.server.empty()) refuse(record, why + choice.missing);
   return choice;
 }

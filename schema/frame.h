@@ -17,7 +17,7 @@
 
 namespace gpupool::schema {
 
-inline constexpr uint32_t kProtocolVersion = 4;  // of all of this and hello.h; part of rowsHash() (rows.h)
+inline constexpr uint32_t kProtocolVersion = 5;  // of all of this and hello.h; part of rowsHash() (rows.h)
 
 struct Frame {
   enum Flag : uint32_t {
@@ -72,6 +72,9 @@ enum class NoticeType : uint32_t {
   // u64, WordUpdate[]: as `words`. When they had moved, no mirror of that set (sessionMirrorCollect) held
   // anything that the client does not have: it need not ask.
   wordsUnchanged = 13,
+  // As `prepare`, of a client that shares memory with this worker: it will not with the next one, and goes on
+  // over a network. One that cannot answers `stays`.
+  prepareApart = 14,
   // client -> worker
   callbackDone = 64,
   goodbye = 65,  // the client ends in order
@@ -87,7 +90,7 @@ enum class NoticeType : uint32_t {
 // A move: the session goes on at another worker, which rebuilds it from what this one sends. The client stops
 // sending first, so that nothing is under way when the state is read:
 //
-//   old worker -> client   prepare
+//   old worker -> client   prepare     or prepareApart
 //   client -> old worker   stopped     behind the last frame; no thread of the client sends a frame from here
 //                                      on. Host functions and aside calls go on: work under way may need them
 //   old worker -> client   drained     every frame is served, every device idle, no host function runs

@@ -38,6 +38,7 @@ struct SessionHello @0x8709141f53d288a4 {
                               # this one. session and epoch: as the client has them next. After `ok`: server -> holder:
                               # HandAnswer.
   over @16 :Bool;             # no session: as handsTo, but the session's program has ended, and its checkpoint may go
+  transportNamed @17 :Bool;   # the user has named the transport: the session goes on over no other one
 }
 # A session in a file (server/files/session_file.h), whose bytes follow this message.
 struct SessionCheckpoint @0x8517855b8c278677 {

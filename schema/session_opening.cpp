@@ -55,6 +55,7 @@ class OpeningHandshake {
     hello.setEpoch(opening_.epoch);
     hello.setClientNonce(schema::data(nonce_));
     hello.setTransport(opening_.transport);
+    hello.setTransportNamed(opening_.transportNamed);
     hello.setPid(opening_.pid);
     hello.setCommand(opening_.command);
     hello.setArrives(opening_.arrives);

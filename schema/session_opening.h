@@ -22,6 +22,7 @@ struct SessionOpening {
   uint64_t rowsHash = 0;  // this and release: the client's
   std::string release;    // empty: this program's
   std::string transport;
+  bool transportNamed = false;  // SessionHello's
   uint32_t pid = 0;
   std::string command;
   bool arrives = false;

@@ -82,6 +82,7 @@ struct StoredSession @0xc3be03a9e1f2d7a4 {
   command @4 :Text;
   transport @5 :Text;
   rowsHash @6 :UInt64;
+  transportNamed @7 :Bool;  # SessionHello's
 }
 
 # One lease in the manager's store (key "lease/<id>"). Not the wire's Lease: it may lie on more than one server. What a

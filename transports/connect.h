@@ -39,6 +39,9 @@ struct Options {
 // Both sides call the one that fits, on the two ends of the bootstrap socket; takes ownership of the
 // descriptor. accept: the worker, which creates all shared memory. connect: the client. `transport` is a name
 // of base/transport_names.h; another throws std::runtime_error.
+// `load` before: what connect loads of this machine's libraries is loaded. Throws std::runtime_error: what is
+// missing.
+void load(const std::string& transport);
 std::unique_ptr<Connection> accept(const std::string& transport, int bootstrap, const Options& options);
 std::unique_ptr<Connection> connect(const std::string& transport, int bootstrap, const Options& options);
 

@@ -19,10 +19,11 @@ struct Implementation {
   std::string_view name;
   Make accept;   // by the worker, which listens where the client is not on its host
   Make connect;  // by the client
+  void (*load)() = nullptr;
 };
 constexpr Implementation kImplementations[] = {
     {"shm", acceptShm, connectShm},
-    {"ucx", acceptUcx, connectUcx},
+    {"ucx", acceptUcx, connectUcx, loadUcx},
 };
 
 consteval bool allNamed() {
@@ -51,6 +52,11 @@ NetworkWire wireNamed(const std::string& name) {
   if (name == "tcp") return NetworkWire::tcp;
   if (name == "rdma") return NetworkWire::rdma;
   throw std::runtime_error("a network's wire is 'auto', 'tcp' or 'rdma', not '" + name + "'");
+}
+
+void load(const std::string& transport) {
+  for (const Implementation& one : kImplementations)
+    if (one.name == transport && one.load != nullptr) one.load();
 }
 
 std::unique_ptr<Connection> accept(const std::string& transport, int bootstrap, const Options& options) {

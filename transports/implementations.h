@@ -14,6 +14,7 @@ std::unique_ptr<Connection> connectShm(int bootstrap, const Options& options);
 // ucx: a network, over TCP or RDMA.
 std::unique_ptr<Connection> acceptUcx(int bootstrap, const Options& options);
 std::unique_ptr<Connection> connectUcx(int bootstrap, const Options& options);
+void loadUcx();
 
 // Two connected ends in this process: {client, worker}.
 std::pair<std::unique_ptr<Connection>, std::unique_ptr<Connection>> loopbackPair(const Options& options);

@@ -262,4 +262,6 @@ std::unique_ptr<Connection> connectUcx(int bootstrap, const Options& options) {
   return std::make_unique<Ucx>(bootstrap, options, false);
 }
 
+void loadUcx() { UcxLink::load(); }
+
 }  // namespace gpupool::transport

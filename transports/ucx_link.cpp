@@ -53,6 +53,8 @@ UcxLink::UcxLink(const Options& options, const UcxWire& wire, bool worker)
   check(ucx_.ucp_worker_set_am_recv_handler(worker_, &handler), "register a handler");
 }
 
+void UcxLink::load() { const UcxLink first(Options{}, UcxWire{}, false); }
+
 // The user's own UCX_* settings win. Without UCX_TLS it is one wire, on the one device that leads to the peer
 // (UCX would open lanes on every interface it finds, reachable or not), set up so that different versions of
 // UCX understand each other: with all devices, or the second protocol generation on one side only, 1.13

@@ -90,6 +90,8 @@ class UcxLink {
   // Either throws std::runtime_error. `bootstrap` is borrowed. On return the peer is connected.
   static std::unique_ptr<UcxLink> accept(int bootstrap, const Options& options, UcxGreeting& greeting);
   static std::unique_ptr<UcxLink> connect(int bootstrap, const Options& options, UcxGreeting& greeting);
+  // UCX and its modules, which it loads with the first context of a process.
+  static void load();
   ~UcxLink();
   UcxLink(const UcxLink&) = delete;
   UcxLink& operator=(const UcxLink&) = delete;

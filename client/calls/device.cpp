@@ -95,9 +95,13 @@ __attribute__((destructor)) void leave() {
 }
 
 // Over a network it leaves as an exit handler, before the libraries' destructors: UCX's come before ours,
-// since it was loaded later, and what still runs in UCX then ends the process by an assertion.
+// since it was loaded later, and what still runs in UCX then ends the process by an assertion. A session that
+// shares memory goes to no network any more; one that moves, or is nowhere, leaves at once, or what comes
+// behind this would wait for it.
 void leaveNetwork() {
-  if (process::state() == process::State::ready && !Session::get().mapsMemory()) leave();
+  if (process::state() != process::State::ready) return;
+  Session& session = Session::get();
+  if (!session.mapsMemory() || !session.moveNoMore()) leave();
 }
 
 CUresult initialise() {
@@ -131,6 +135,7 @@ CUresult initialise() {
         staging().moved();
         hostMemory().moved();
       },
+      [] { hostMemory().bring(); },
       [](transport::Connection& next, std::string& why) { return hostMemory().lend(next, why); },
       [](uint64_t address, transport::Region& region, uint64_t& offset) {
         return hostMemory().lentAtNext(address, region, offset);

@@ -1,5 +1,6 @@
 // Nodes of stream memory operations: values that are written and waited for.
 #include "client/calls/graph_nodes.h"
+#include "client/memory/registered.h"
 
 namespace gpupool::client {
 namespace {
@@ -15,6 +16,10 @@ CUresult readOperations(const CUDA_BATCH_MEM_OP_NODE_PARAMS_v1* params, CUcontex
   info->type = CU_GRAPH_NODE_TYPE_BATCH_MEM_OP;
   info->context = params->ctx != nullptr ? contexts().given(params->ctx) : current;
   info->operations.assign(params->paramArray, params->paramArray + params->count);
+  for (const CUstreamBatchMemOpParams& operation : info->operations)
+    if (operation.operation != CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES &&
+        operation.operation != CU_STREAM_MEM_OP_BARRIER)
+      mirrorArena(operation.waitValue.address);  // all have it at one place
   return CUDA_SUCCESS;
 }
 

@@ -87,10 +87,10 @@ CUresult gridFits(const LaunchShape& shape, CUdevice device) {
 }
 
 // A kernel that is handed a pointer into memory that client and worker do not share will address it: it is
-// mirrored from now on. Pinned memory over a network, and registered memory.
+// mirrored from now on. Pinned memory over a network, and registered memory; on one host it is noted, for the
+// session may go to another one.
 void noticeArenaPointers(const std::byte* parameters, size_t bytes) {
   const bool told = registeredMemory().anyTold();
-  if (Session::get().mapsMemory() && !told) return;
   const schema::AddressSpace& space = Session::get().space();
   for (size_t at = 0; at + 8 <= bytes; at += 8) {
     uint64_t word;

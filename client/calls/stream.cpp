@@ -32,17 +32,12 @@ CUresult destroy(CUstream handle) {
   return endStream({stream.get(), stream->context, handle});
 }
 
-CUresult hostFunction(CUstream streamHandle, const Session::HostFunction& function, bool error) {
-  StreamRef ref;
-  CUresult status = resolveStream(streamHandle, ref);
-  if (status != CUDA_SUCCESS) return status;
-  Session::HostFunction entry = function;
-  carryBytes(entry, ref.stream->capturing);
-  entry.once = !ref.stream->capturing;  // a captured one runs with every launch of its graph
+// Inside Transfers::named: how its bytes come here is another matter over a network.
+CUresult sendHostFunction(const StreamRef& ref, Session::HostFunction entry, bool& due, bool error) {
   if (entry.once && !Session::get().mapsMemory()) {
     // The word is asked for before the function is sent: behind it, it would wait for the function's own end.
     uint64_t value = 0;
-    status = requestWord(ref, value);
+    const CUresult status = requestWord(ref, value);
     if (status != CUDA_SUCCESS) return status;
     entry.word = ref.stream->word;
     entry.prepare = [ref, value] { waitFor(ref, value); };
@@ -52,8 +47,23 @@ CUresult hostFunction(CUstream streamHandle, const Session::HostFunction& functi
       hostMemory().publish();
     };
   }
-  uint64_t id = Session::get().addHostFunction(entry);
-  return postTo<"sessionHostFunction">(ref, ref.wire, id, unsigned{error});
+  const uint64_t id = Session::get().addHostFunction(entry);
+  return sendTo<"sessionHostFunction">(ref, due, ref.wire, id, unsigned{error});
+}
+
+CUresult hostFunction(CUstream streamHandle, const Session::HostFunction& function, bool error) {
+  StreamRef ref;
+  CUresult status = resolveStream(streamHandle, ref);
+  if (status != CUDA_SUCCESS) return status;
+  Session::HostFunction entry = function;
+  carryBytes(entry, ref.stream->capturing);
+  entry.once = !ref.stream->capturing;  // a captured one runs with every launch of its graph
+  bool due = false;
+  {
+    const Transfers::Inside inside(Session::get().transfers(), Transfers::named);
+    status = sendHostFunction(ref, entry, due, error);
+  }
+  return due ? keepCredit(ref) : status;
 }
 
 template <schema::Name N, class T>

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <optional>
 #include <thread>
 
 #include "client/memory/copy_threads.h"
@@ -186,6 +187,9 @@ std::vector<Carrier::Moves::iterator> Carrier::reached(bool fills) {
 bool Carrier::carry(const std::vector<Moves::iterator>& moves) {
   Session& session = Session::get();
   for (const auto& move : moves) {
+    // What is filled and the gate are one worker's: in memory that is shared with it, nobody else opens it.
+    std::optional<Transfers::Inside> inside;
+    if (move->gate != 0 && session.mapsMemory()) inside.emplace(session.transfers(), Transfers::alone);
     if (!(move->gate != 0 ? fillOne(move->range) : landOne(move->range))) return true;
     if (move->opens) {
       if (!session.mapsMemory()) session.post<"sessionGateOpen">(nullptr, move->gate, move->opened);

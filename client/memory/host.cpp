@@ -114,13 +114,15 @@ HostMemory::PieceAt HostMemory::pieceWithRoom(CUcontext context, size_t bytes, u
 
 CUresult HostMemory::allocate(CUcontext context, size_t bytes, unsigned flags, Use use, uint64_t& address) {
   if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-  // What mirrors is alone in its piece, which is fresh: a mirror begins with zeros on both sides.
-  const bool mirrored = use == Use::mirrored && !Session::get().mapsMemory();
-  const bool alone = bytes > kSharedPiece / 4 || mirrored || use == Use::target;
-  size_t size = roundUp(bytes, alone ? kPage : kBlock);
+  bool mirrored = use == Use::mirrored;
+  size_t size = 0;
   {
     std::lock_guard order(growing_);
     const Transfers::Inside inside(Session::get().transfers(), Transfers::named);
+    mirrored = mirrored && !Session::get().mapsMemory();
+    // What mirrors is alone in its piece, which is fresh: a mirror begins with zeros on both sides.
+    const bool alone = bytes > kSharedPiece / 4 || mirrored || use == Use::target;
+    size = roundUp(bytes, alone ? kPage : kBlock);
     PieceAt piece = alone ? pieces_.end() : pieceWithRoom(context, size, address);
     if (piece == pieces_.end()) {
       CUresult status = addPiece(context, alone ? size : kSharedPiece, flags, piece);
@@ -134,6 +136,7 @@ CUresult HostMemory::allocate(CUcontext context, size_t bytes, unsigned flags, U
     std::lock_guard lock(mutex_);
     blocks_[address] = size;
     if (use == Use::target) targets_.insert(address);
+    if (use == Use::mirrored && !mirrored) addressed_.insert(address);
   }
   if (mirrored) addMirror(address, address, size);
   return CUDA_SUCCESS;
@@ -151,6 +154,7 @@ CUresult HostMemory::shareFile(CUcontext context, int descriptor, uint64_t offse
   piece.bytes = piece.used = bytes;
   CUresult status = CUDA_ERROR_NOT_SUPPORTED;
   try {
+    if (!session.mapsMemory()) throw std::runtime_error("the session has gone to another host");
     piece.memory =
         transport::SharedMemory::ofFile(file.release(), offset, bytes, reinterpret_cast<void*>(address));
     piece.lent = session.connection().share(piece.memory);
@@ -193,9 +197,15 @@ bool HostMemory::freeBlock(PieceAt piece, uint64_t address, size_t bytes) {
 }
 
 CUresult HostMemory::release(CUcontext context, uint64_t address) {
-  removeMirror(address);
-  std::unique_lock growing(growing_);
-  std::optional<Transfers::Inside> inside(std::in_place, Session::get().transfers(), Transfers::named);
+  std::unique_lock growing(growing_, std::defer_lock);
+  std::optional<Transfers::Inside> inside;
+  do {  // a move that comes between may have added one
+    inside.reset();
+    if (growing.owns_lock()) growing.unlock();
+    removeMirror(address);
+    growing.lock();
+    inside.emplace(Session::get().transfers(), Transfers::named);
+  } while (isMirrored(address));
   Piece gone;
   uint64_t start = 0;
   {
@@ -207,6 +217,8 @@ CUresult HostMemory::release(CUcontext context, uint64_t address) {
     std::erase_if(uploads_, [&](const Upload& upload) { return upload.overlaps(address, size); });
     blocks_.erase(block);
     targets_.erase(address);
+    if (addressed_.erase(address) != 0)
+      for (auto& noted : noted_) noted = 0;
     auto piece = std::prev(pieces_.upper_bound(address));
     if (!freeBlock(piece, address, size)) return CUDA_SUCCESS;
     start = piece->first;
@@ -354,6 +366,7 @@ void HostMemory::moved() {
     piece.lent = arrival.lent;
   }
   arrivals_.clear();
+  if (!Session::get().mapsMemory()) mirrorAddressed();
 }
 
 }  // namespace gpupool::client

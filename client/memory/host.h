@@ -16,6 +16,7 @@
 // function: of the locks it takes (resending_, mirrorMutex_, mutex_; in this order) none is held across a
 // frame's wait.
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -78,6 +79,9 @@ class HostMemory {
   CUresult adoptManagedSymbol(uint64_t address, size_t bytes);
   // The library of that symbol, if it is one, is about to be unloaded, and the worker's copy goes with it.
   void dropManagedSymbol(uint64_t address, size_t bytes);
+  // One host: kernels address arena memory at `address`. It is mirrored when the session goes to another
+  // host. False: it is there already.
+  bool noteAddressed(uint64_t address);
   // False: there is no arena memory at `address` that kernels may turn out to address (mirrorArena,
   // registered.h).
   bool mirrorable(uint64_t address, uint64_t& start, size_t& bytes) const;
@@ -98,6 +102,8 @@ class HostMemory {
   bool prepareMove(transport::Connection& next, std::span<const schema::MovedRegion> regions,
                    std::string& why);
   void moved();
+  // The session has gone to another host: what kernels address is brought there as it is now.
+  void bring();
   // The old worker has died (Session::MoveHooks).
   bool lend(transport::Connection& next, std::string& why);
   bool lentAtNext(uint64_t address, transport::Region& region, uint64_t& offset) const;
@@ -146,11 +152,13 @@ class HostMemory {
   // Gives a block back to its piece. True: the piece is free now and not kept.
   bool freeBlock(PieceAt piece, uint64_t address, size_t bytes);
   std::map<uint64_t, Piece>::const_iterator pieceOf(uint64_t address) const;
+  std::map<uint64_t, size_t>::const_iterator blockOf(uint64_t address) const;
   bool unmapParked();
   CUresult settleSlow();
   CUresult settleBehind(WordMark mark);
   CUresult awaitLandings(uint64_t address, size_t bytes);
   CUresult collect(std::span<Mirror* const> mirrors, uint64_t set = 0);
+  void mirrorAddressed();
   static CUresult take(Mirror& mirror, std::span<const unsigned char> runs);
 
   // Held across the calls that make and drop pieces; taken before every other lock here, and before
@@ -169,10 +177,20 @@ class HostMemory {
   std::map<uint64_t, Mirror> mirrors_;  // by host address
   uint64_t mirrorSet_ = 0;              // this set's number
   std::set<uint64_t> symbolPages_;
-  std::set<uint64_t> targets_;  // arena blocks that are the device's side of ordinary memory
+  std::set<uint64_t> targets_;    // arena blocks that are the device's side of ordinary memory
+  std::set<uint64_t> addressed_;  // one host: arena blocks that kernels address
+  // What was noted last, for programs give the same addresses to kernels again and again: by a few bits of
+  // it.
+  static constexpr size_t kNoted = 64;
+  static size_t notedAt(uint64_t address) { return (address >> 8 ^ address >> 14) % kNoted; }
+  std::array<std::atomic<uint64_t>, kNoted> noted_{};
   bool regionAt(uint64_t address, transport::Region& region, uint64_t& start) const;
   bool lentAt(uint64_t address, transport::Region& region, uint64_t& start) const;
   bool isMirror(uint64_t host, uint64_t device) const;  // under mutex_
+  bool isMirrored(uint64_t address) const {
+    std::lock_guard lock(mutex_);
+    return isMirror(address, address);
+  }
   void insertMirror(Mirror mirror);
   void mirrorsChanged();                                     // under mutex_
   std::vector<Mirror*> allMirrors(uint64_t* set = nullptr);  // set: its number

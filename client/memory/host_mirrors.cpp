@@ -5,10 +5,12 @@
 #include <cerrno>
 #include <cstring>
 #include <iterator>
+#include <utility>
 
 #include "client/memory/host.h"
 #include "client/memory/pages.h"
 #include "client/session.h"
+#include "transports/waiting.h"
 
 namespace gpupool::client {
 namespace {
@@ -30,6 +32,7 @@ size_t runsBytes(size_t bytes) { return std::min(kCollectBytes, 12 * ((bytes + 7
 void HostMemory::addMirror(uint64_t host, uint64_t device, size_t bytes, Begins begins) {
   Mirror mirror{host, device, bytes, {}, {}};
   if (begins == Begins::unknown) mirror.base.distrust();
+  std::lock_guard lock(mutex_);
   insertMirror(std::move(mirror));
 }
 
@@ -54,8 +57,39 @@ bool HostMemory::mirrored(uint64_t address, size_t bytes, uint64_t& device) cons
                      [&](const auto& one) { return inside(one.second.device, one.second.bytes); });
 }
 
-void HostMemory::insertMirror(Mirror mirror) {
+bool HostMemory::noteAddressed(uint64_t address) {
+  std::atomic<uint64_t>& noted = noted_[notedAt(address)];
+  if (noted.load(std::memory_order_relaxed) == address) return true;
   std::lock_guard lock(mutex_);
+  if (!Session::get().mapsMemory()) return false;
+  const auto block = blockOf(address);
+  if (block == blocks_.end() || targets_.count(block->first) != 0) return true;
+  addressed_.insert(block->first);
+  noted.store(address, std::memory_order_relaxed);
+  return true;
+}
+
+// Under mutex_. The new worker has what was here when the session stood still; the program may have written
+// since, and no frame of it may find less (Session::MoveHooks::bring).
+void HostMemory::mirrorAddressed() {
+  for (const uint64_t address : std::exchange(addressed_, {})) {
+    Mirror mirror{address, address, blocks_.at(address), {}, {}};
+    mirror.base.distrust();
+    insertMirror(std::move(mirror));
+  }
+  for (auto& noted : noted_) noted = 0;
+}
+
+// A thread that has looked for mirrors before they were there will send a frame behind this: what it wrote
+// before it looked must be seen here.
+void HostMemory::bring() {
+  if (!mirroring()) return;
+  if (transport::expeditedBarrier()) transport::heavyBarrier();
+  publish();
+}
+
+// Under mutex_.
+void HostMemory::insertMirror(Mirror mirror) {
   if (isMirror(mirror.host, mirror.device)) return;
   Mirror& added = mirrors_.emplace(mirror.host, std::move(mirror)).first->second;
   // Not registered memory, whose device address is another one: others may map it, too.
@@ -131,13 +165,19 @@ void HostMemory::removeMirror(uint64_t host, uint64_t device) {
   mirrorsChanged();
 }
 
+// Under mutex_.
+std::map<uint64_t, size_t>::const_iterator HostMemory::blockOf(uint64_t address) const {
+  const auto after = blocks_.upper_bound(address);
+  if (after == blocks_.begin()) return blocks_.end();
+  const auto block = std::prev(after);
+  return address - block->first < block->second ? block : blocks_.end();
+}
+
 bool HostMemory::mirrorable(uint64_t address, uint64_t& start, size_t& bytes) const {
   if (Session::get().mapsMemory()) return false;
   std::lock_guard lock(mutex_);
-  auto block = blocks_.upper_bound(address);
-  if (block == blocks_.begin()) return false;
-  --block;
-  if (address - block->first >= block->second || targets_.count(block->first) != 0) return false;
+  const auto block = blockOf(address);
+  if (block == blocks_.end() || targets_.count(block->first) != 0) return false;
   start = block->first;
   bytes = block->second;
   return !isMirror(start, start);

@@ -47,11 +47,11 @@ RegisteredMemory& registeredMemory() {
 }
 
 CUresult RegisteredMemory::add(CUcontext context, uint64_t host, size_t bytes, unsigned flags, int device) {
-  if (waitsForOthers(host)) return CUDA_ERROR_NOT_SUPPORTED;
   Registration fresh;
   fresh.bytes = bytes;
   fresh.context = context;
   if (!share(context, host, bytes, fresh)) {
+    if (waitsForOthers(host)) return CUDA_ERROR_NOT_SUPPORTED;
     CUresult status =
         hostMemory().allocate(context, std::max(bytes, kPage), 0, HostMemory::Use::target, fresh.shadow);
     if (status != CUDA_SUCCESS) return status;
@@ -199,6 +199,7 @@ CUresult RegisteredMemory::download(const StreamRef& ref, uint64_t to, uint64_t 
 }
 
 void mirrorArena(uint64_t address) {
+  if (Session::get().mapsMemory() && hostMemory().noteAddressed(address)) return;
   uint64_t start = 0;
   size_t bytes = 0;
   if (!hostMemory().mirrorable(address, start, bytes)) return;

@@ -18,8 +18,7 @@ Staging& staging() {
 
 bool Staging::start() {
   Session& session = Session::get();
-  if (started_) return !session.mapsMemory() || mapped_ != nullptr;
-  started_ = true;
+  if (started_) return true;
   const schema::WorkerHello& hello = session.hello();
   region_ = {hello.staging.id, hello.staging.generation};
   address_ = hello.stagingAddress;
@@ -32,7 +31,16 @@ bool Staging::start() {
   for (uint64_t at = 0; at + kSmall <= cut; at += kSmall) small_.free.push_back({at, kSmall});
   for (uint64_t at = cut; at + kLarge <= hello.stagingBytes; at += kLarge)
     large_.free.push_back({at, kLarge});
+  started_ = true;
   return true;
+}
+
+bool Staging::isMapped() {
+  Session& session = Session::get();
+  if (!session.mapsMemory()) return false;
+  const Transfers::Inside inside(session.transfers(), Transfers::named);
+  std::lock_guard lock(mutex_);
+  return session.mapsMemory() && start() && mapped_ != nullptr;
 }
 
 bool Staging::tryAcquire(size_t bytes, Slot& slot) {
@@ -62,7 +70,7 @@ CUresult Staging::acquire(size_t bytes, Slot& slot) {
   std::vector<Pending> busy;
   {
     std::lock_guard lock(mutex_);
-    if (!start()) return session.transferFailed();
+    if (!started_) return session.transferFailed();
     busy = shelf(bytes).pending;
   }
   for (auto& p : busy) {
@@ -95,6 +103,12 @@ CUresult Staging::write(const Slot& slot, const void* from, size_t bytes, transp
   if (transfer != transport::kRefused) return CUDA_SUCCESS;
   transfer = 0;
   return session.isDoneAgain() ? CUDA_SUCCESS : session.transferFailed();
+}
+
+CUresult Staging::bring(const Slot& slot, size_t bytes) {
+  transport::Transfer transfer = 0;
+  const CUresult status = write(slot, mapped(slot), bytes, transfer);
+  return status == CUDA_SUCCESS ? finish(transfer) : status;
 }
 
 CUresult Staging::read(const Slot& slot, void* to, size_t bytes) {

@@ -17,6 +17,7 @@
 #include "transports/waiting.h"
 
 #include "catch.h"
+#include "over_network.h"
 
 namespace gpupool::client::test {
 
@@ -216,7 +217,8 @@ struct SessionSeam {
     session->use(std::move(connection));
     session->epoch_ = 1;
     session->hello_ = std::make_unique<schema::WorkerHello>(test::helloOf(1));
-    session->words_ = std::make_unique<Words>(nullptr);
+    session->words_ = std::make_unique<Words>(
+        session->mapsMemory_ ? transport::SharedMemory::create(schema::kWordsBytes) : nullptr);
     session->dial_ = std::move(dial);
     service = std::thread([this] { session->serviceLoop(); });
   }
@@ -308,6 +310,7 @@ struct Pool {
       return nullptr;
     }
     auto [near, far] = connected();
+    if (apart) near = std::make_unique<transport::test::OverNetwork>(std::move(near));
     std::lock_guard lock(dialling);
     next = std::make_unique<Worker>(std::move(far), number, served);
     schema::WorkerHello hello = helloOf(number);
@@ -359,7 +362,7 @@ struct Pool {
   void lead(Stage last) {
     uint64_t frames = 0, asides = 0;
     if (last == Stage::none) return;
-    old->say(NoticeType::prepare);
+    old->say(sayApart ? NoticeType::prepareApart : NoticeType::prepare);
     if (last == Stage::prepared) return;
     REQUIRE(old->hears(NoticeType::stopped, &frames));
     REQUIRE(eventually([&] {
@@ -413,6 +416,7 @@ struct Pool {
   std::thread greeting;
   std::mutex dialling;  // old and next change hands
   std::atomic<bool> stop{false}, reachable{true};
+  std::atomic<bool> apart{false}, sayApart{false};  // the next worker is on another host; the old one says so
   std::atomic<uint64_t> calls{0}, failures{0};
   std::atomic<int> dialled{0}, unreached{0};  // so many more dials reach nobody
   std::function<void()> onDial;

@@ -21,6 +21,58 @@ TEST_CASE("a session goes from worker to worker, and its threads notice nothing"
   pool.finish();
 }
 
+TEST_CASE("a session leaves the host of its program, and goes on over a network") {
+  Pool pool(3, true);
+  static std::atomic<int> brought, finished;
+  brought = finished = 0;
+  // Nothing is sent between the two, and the names are the new worker's.
+  static client::Session* moving = nullptr;
+  moving = &pool.session();
+  static constexpr client::Session::MoveHooks hooks{
+      [] { return size_t{0}; },
+      [](transport::Connection&, std::span<const schema::MovedRegion>, std::string&) { return true; },
+      [] { finished += moving->mapsMemory() ? 100 : 1; }, [] { brought += finished == 1 ? 1 : 100; }};
+  pool.session().hookMoves(hooks);
+  REQUIRE(pool.goesOn());
+  CHECK(pool.session().mapsMemory());
+  auto& words = pool.session().words();
+  const uint64_t word = words.take();
+  words.set(word, 41);
+  std::thread waiter([&] { CHECK(pool.session().waitWord(word, 42) == CUDA_SUCCESS); });
+  REQUIRE(eventually([&] { return pool.seam->watches() == 1; }));
+  pool.apart = pool.sayApart = true;
+  pool.move();
+  CHECK(pool.seam->moves() == 1);
+  CHECK_FALSE(pool.session().mapsMemory());
+  CHECK(eventually([] { return brought == 1; }));
+  REQUIRE(pool.goesOn());
+  CHECK(words.value(word) == 41);
+  CHECK(pool.old->hears(NoticeType::watch));  // the new worker is asked for what is waited for
+  pool.old->say(NoticeType::words, schema::WordUpdate{word, 42});
+  waiter.join();
+  pool.sayApart = false;
+  pool.move();
+  CHECK(pool.seam->moves() == 2);
+  CHECK(brought == 1);
+  REQUIRE(pool.goesOn());
+  pool.finish();
+}
+
+TEST_CASE("a session that is to leave its host stays, if its next worker is reached otherwise") {
+  Pool pool(3, true);
+  REQUIRE(pool.goesOn());
+  pool.apart = GENERATE(true, false);
+  pool.sayApart = !pool.apart;
+  pool.lead(Stage::moved);
+  REQUIRE(pool.old->hears(NoticeType::stays));
+  pool.old->quiet = false;
+  REQUIRE(pool.goesOn());
+  pool.settleDial();
+  CHECK(pool.session().mapsMemory());
+  CHECK(pool.seam->moves() == 0);
+  pool.finish();
+}
+
 TEST_CASE("a session that stays goes on, whenever it is told") {
   Pool pool;
   for (int round = 0; round < 3; ++round)

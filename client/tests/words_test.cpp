@@ -1,6 +1,9 @@
 #include "client/words.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <thread>
 #include <vector>
 
 #include "catch.h"
@@ -35,6 +38,33 @@ TEST_CASE("words: an index is taken again when its last value has come, and goes
   const uint64_t last = words.take();
   CHECK((last == taken[7] || last == fresh));
   CHECK(words.value(taken[7]) == 3);
+}
+
+TEST_CASE("words: a page that is not shared any more keeps its words, and its waiters hear of new ones") {
+  const auto page = transport::SharedMemory::create(schema::kWordsBytes);
+  const auto other =
+      transport::SharedMemory::adopt(dup(page->descriptor()), page->size());  // the worker's view
+  auto* const written = reinterpret_cast<std::atomic<uint64_t>*>(other->data() + schema::kWordsOffset);
+  Words words(page);
+  const uint64_t first = words.take(), second = words.take();
+  written[first] = 7;
+  CHECK(words.reached(first, 7));
+  words.setUnchanged(first, 7);
+  CHECK_FALSE(words.unchanged(first, 7));  // of a network alone
+  std::thread sleeper([&] { CHECK(words.wait(second, 1, true, [] {}) == CUDA_SUCCESS); });
+  REQUIRE(words.leaveShared());
+  CHECK(words.value(first) == 7);
+  written[first] = 8;  // of a worker that was left
+  written[second] = 1;
+  CHECK(words.value(first) == 7);
+  CHECK_FALSE(words.reached(second, 1));
+  words.set(second, 1);
+  words.ring();
+  sleeper.join();
+  words.setUnchanged(first, 7);
+  CHECK(words.unchanged(first, 7));
+  CHECK(words.leaveShared());
+  CHECK(words.value(second) == 1);
 }
 
 TEST_CASE("words: an error that sticks ends every wait") {

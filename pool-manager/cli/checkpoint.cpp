@@ -100,16 +100,17 @@ int runCheckpoint(const Words& words) {
   ClientOptions client;
   milliseconds drain{30'000};
   bool hold = false;
-  const Parsed parsed =
-      parseCommand(words, kCheckpoint, &client, kAskingOptions,
-                   {{"hold", hold, "",
-                     "The sessions leave their GPUs and the server, which may be started again, and the "
-                     "programs stand still until `gpupool restore`. Not over shared memory (shm).",
-                     true},
-                    {"drain", drain, "TIME",
-                     "What runs on the GPUs has so long to finish. If it does not, the programs "
-                     "go on as before, and the command fails.",
-                     true}});
+  const Parsed parsed = parseCommand(
+      words, kCheckpoint, &client, kAskingOptions,
+      {{"hold", hold, "",
+        "The sessions leave their GPUs and the server, which may be started again, and the "
+        "programs stand still until `gpupool restore`. Sessions over shared memory (shm) go on over "
+        "the network then; not those for which --transport shm was asked.",
+        true},
+       {"drain", drain, "TIME",
+        "What runs on the GPUs has so long to finish. If it does not, the programs "
+        "go on as before, and the command fails.",
+        true}});
   if (parsed.helped) return 0;
   if (drain > kMostDrain) throw options::OptionError("--drain: at most 1h");
   if (parsed.rest.size() != 2 || parsed.rest[0].empty() || parsed.rest[1].empty())

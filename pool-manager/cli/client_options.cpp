@@ -113,7 +113,8 @@ std::vector<options::Option> ClientOptions::table() {
        "it goes on with the new data; a line says how much differed."},
       {"transport", transport, transportChoices("|"),
        "How to reach the server: shm (shared memory, on the same machine) or ucx (any network, over RDMA or "
-       "TCP). Empty: shm where that is possible, else ucx; ucx for what is protected (--protect)."},
+       "TCP). Empty: shm where that is possible, else ucx; ucx for what is protected (--protect). A program "
+       "for which shm is named keeps it: it is not moved to another server."},
       {"network-device", networkDevice, "NAME",
        "The network device that ucx uses, for example eth0 or mlx5_0:1. Empty: the one on the route to the "
        "server."},

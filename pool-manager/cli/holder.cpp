@@ -139,6 +139,7 @@ std::optional<OpenFailure> check(const OpenRequest& request, ssize_t size) {
 SessionWish wishOf(const OpenRequest& request) {
   return {request.rowsHash,
           field(request.transport),
+          false,
           static_cast<uint32_t>(request.pid),
           pool::printable(field(request.command), sizeof request.command),
           Id{request.sessionHigh, request.sessionLow},
@@ -215,6 +216,7 @@ kj::Promise<void> Holder::open(Peer& peer, const OpenRequest& request) {
   SessionWish wish = wishOf(request);
   peer.waitingFor.clear();
   peer.pause = wish.lost ? settings_.lostPause : settings_.suspendedPause;
+  wish.transportNamed = !settings_.transport.empty() || (!wish.moves() && !wish.transport.empty());
   if (wish.transport.empty()) wish.transport = settings_.transport;
   const pool::WorkerVersion client{request.rowsHash, schema::release()};
   if (!lease_) settings_.request.client = client;

@@ -28,8 +28,9 @@ const Help kMigrate = {
     "session "
     "cannot be moved it runs on where it is, and the command says why; asked again, it goes on. A suspended "
     "lease has to be resumed first. One that takes turns moves to another server, but not to other GPUs of "
-    "its own. Sessions over shared memory "
-    "(shm) stay on their server. The lease, named as `gpupool leases` prints it or by 4 of its digits or "
+    "its own. Sessions over shared memory (shm) go on over the network when they leave their server; those "
+    "of programs for which --transport shm was asked stay. The lease, named as `gpupool leases` prints it or "
+    "by 4 of its digits or "
     "more, "
     "has "
     "to be your own, or you the pool's operator. See docs/sessions.md.",

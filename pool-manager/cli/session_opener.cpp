@@ -163,6 +163,7 @@ kj::Promise<OpenSession> openOver(kj::Own<kj::AsyncIoStream> stream, const pool:
   opening->epoch = wish.moves() ? wish.epoch : 1;
   opening->rowsHash = wish.rowsHash;
   opening->transport = std::move(transport);
+  opening->transportNamed = wish.transportNamed;
   opening->pid = wish.pid;
   opening->command = std::move(wish.command);
   auto answered = schema::openSession(*stream, *opening);

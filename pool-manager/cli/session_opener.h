@@ -24,7 +24,8 @@ struct OpenFailure {
 
 struct SessionWish {
   uint64_t rowsHash = 0;
-  std::string transport;  // of base/transport_names.h; empty: the first that reaches the server
+  std::string transport;        // of base/transport_names.h; empty: the first that reaches the server
+  bool transportNamed = false;  // by the user
   uint32_t pid = 0;
   std::string command;
   // A session that moves (schema/frame.h): its id and its next epoch. Epoch 0: a new session.

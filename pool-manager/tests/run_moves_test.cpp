@@ -102,9 +102,9 @@ TEST_CASE_METHOD(Moves, "drain moves what can be moved, and says what stays") {
     CHECK(contains(tool(0, {"drain", "a"}), name + " moved to b GPU 1\n"));
   }
   SECTION("what cannot") {
-    server->refuseMigrate = "the session shares memory with its server";
+    server->refuseMigrate = "kernels of the program may use the device's heap";
     const std::string said = tool(1, {"drain", "a"});
-    CHECK(contains(said, name + " stays: server a: the session shares memory with its server\n"));
+    CHECK(contains(said, name + " stays: server a: kernels of the program may use the device's heap\n"));
     CHECK(contains(said, "server a is cordoned and has 1 lease still:"));
     CHECK(server->leases.contains(lease));
   }

@@ -295,6 +295,7 @@ kj::Promise<void> Admission::challenge(Attempt& attempt, schema::SessionHello::R
     if (hello.hasHandsTo()) attempt.hands->to = schema::read(hello.getHandsTo());
   }
   attempt.facts.transport = hello.getTransport().cStr();
+  attempt.facts.transportNamed = hello.getTransportNamed();
   attempt.clientNonce.assign(reinterpret_cast<const char*>(hello.getClientNonce().begin()),
                              schema::kNonceBytes);
   if (const Grant* grant = leases_.admissible(attempt.facts.lease)) {

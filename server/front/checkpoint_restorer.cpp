@@ -54,6 +54,10 @@ kj::Promise<void> CheckpointRestorer::restore(const Id& lease, std::shared_ptr<c
          })
       .then([this, job](bool) -> kj::Promise<void> {
         if (leases_.admissible(job->lease) == nullptr) return failure("the lease ended meanwhile");
+        if (!settings_.network && !job->manifest.sessions.empty())
+          return failure("server " + settings_.server +
+                         " takes no network sessions, over which the lease's programs go on: start it with "
+                         "--listen, or restore the lease elsewhere (--to)");
         for (const Manifest::Session& session : job->manifest.sessions)
           if (const uint64_t rows = session.facts.rowsHash; !pool_.refuses(rows).empty())
             return failure("the checkpoint was written by another build of gpupool: server " +

@@ -23,6 +23,7 @@ class CheckpointRestorer final : private kj::TaskSet::ErrorHandler {
     std::string server;        // ServerInfo.name
     kj::Duration workerBound;  // until there is one to restore a session in
     kj::Duration clients;      // until the clients of restored sessions are there
+    bool network;              // this server takes sessions from the network
   };
   // notes: loses a lease's note when the lease is restored.
   CheckpointRestorer(kj::Timer& timer, LeaseTable& leases, SessionTable& sessions, WorkerPools& pool,

@@ -11,6 +11,7 @@
 
 #include "base/log.h"
 #include "base/transport_names.h"
+#include "server/front/apart.h"
 #include "server/front/beside.h"
 #include "server/front/checkpoint_cut.h"
 #include "server/front/checkpoint_files.h"
@@ -109,7 +110,7 @@ Checkpoints::Checkpoints(kj::Timer& timer, LeaseTable& leases, SessionTable& ses
       settings_(std::move(settings)),
       notes_(settings_.holds),
       restorer_(timer, leases, sessions, pool, starts, notes_,
-                {settings_.server, settings_.workerBound, settings_.clients}),
+                {settings_.server, settings_.workerBound, settings_.clients, settings_.network}),
       tasks_(*this) {
   if (settings_.disturb)
     sessions_.onDisturb([this](const Id& lease, uint64_t) {
@@ -208,10 +209,15 @@ std::string Checkpoints::refusesToHold(const Id& lease) const {
   if (std::string lent = sessions_.lentText(lease); !lent.empty()) return lent;
   for (const uint64_t number : sessions_.numbers(lease)) {
     const SessionFacts* session = sessions_.facts(number);
-    const TransportFacts* transport = session == nullptr ? nullptr : findTransport(session->transport);
-    if (transport != nullptr && transport->reach == TransportFacts::Reach::sameHost)
+    if (session == nullptr) continue;
+    if (const std::string why = whyNotApart(*session, leases_.admissible(lease)->protectMs != 0);
+        !why.empty())
+      return sessions_.describe(number) + ": " + why;
+    if (!settings_.network && transportApart(session->transport) != session->transport)
       return sessions_.describe(number) + ": the session shares memory with this server (transport " +
-             session->transport + "), and cannot leave it";
+             session->transport +
+             "), would go on over a network, and this server takes no network sessions: " +
+             "start it with --listen";
   }
   return "";
 }
@@ -329,7 +335,7 @@ std::shared_ptr<Checkpoints::Job> Checkpoints::makeJob(const Grant& grant, bool 
     session.epoch = facts->epoch;
     session.clientPid = facts->clientPid;
     session.command = facts->command;
-    session.transport = facts->transport;
+    session.transport = transportApart(facts->transport);
     session.file = facts->session.text();
     Job::One& one = job->sessions.emplace_back();
     one.number = number;

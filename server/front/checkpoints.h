@@ -57,6 +57,7 @@ class Checkpoints final : private kj::TaskSet::ErrorHandler {
     kj::Duration workerBound = 20 * kj::SECONDS;  // until there is one to restore a session in
     kj::Duration clients = 10 * kj::MINUTES;      // until the clients of restored sessions are there
     std::vector<NotedHold> holds = {};            // that an earlier life of this server has noted
+    bool network = true;                          // this server takes sessions from the network
     bool disturb = false;  // workers may ask for their lease to be held and restored (GPUPOOL_DISTURB)
   };
   // With `disturb`: takes over SessionTable::onDisturb, as Suspension does.

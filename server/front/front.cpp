@@ -330,6 +330,7 @@ void Front::startCheckpoints() {
   settings.server = options_.name;
   settings.folder = options_.checkpointFolder;
   settings.holds = storedHolds_;
+  settings.network = !options_.listen.empty();
   settings.disturb = disturb_.kind == Disturb::Kind::files;
   checkpoints_ = kj::heap<Checkpoints>(timer_, *leases_, *sessions_, *suspension_, *pool_,
                                        admission_->starts(), std::move(settings));

@@ -60,7 +60,12 @@ Membership::Facts Front::facts() {
     return problems();
   };
   facts.samples = [this] { return health_->latest().samples; };
-  facts.hindrances = [this] { return sessions_->hindrances(); };
+  facts.hindrances = [this] {
+    return sessions_->hindrances([this](const Id& lease) {
+      const Grant* grant = leases_->admissible(lease);
+      return grant != nullptr && grant->protectMs != 0;
+    });
+  };
   facts.protection = [this] { return keeper_->say(); };
   facts.lent = [this] {
     std::map<Id, std::string> lent;

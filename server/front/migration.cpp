@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "base/transport_names.h"
+#include "server/front/apart.h"
 #include "server/front/play_back.h"
 
 namespace gpupool::server {
@@ -213,6 +214,10 @@ kj::Promise<MoveAnswer> Migration::moveOne(Order order, uint64_t number) {
 
 kj::Promise<MoveAnswer> Migration::moveHere(Order order, uint64_t number, const Placement& placement) {
   SessionFacts facts = *sessions_.facts(number);
+  if (order.stream) {
+    if (const std::string why = whyNotApart(facts, false); !why.empty()) return moveFailure(why);
+    facts.transport = transportApart(facts.transport);
+  }
   ++facts.epoch;
   facts.place(placement, leases_.devices());
   return pool_.take(facts.rowsHash, {leases_.ordinals(placement), false}, settings_.workerBound)
@@ -258,9 +263,8 @@ kj::Promise<MoveAnswer> Migration::moveTo(Order order, uint64_t number, SessionF
 kj::Promise<MoveAnswer> Migration::moveAway(Order order, uint64_t number) {
   const Grant& grant = *leases_.admissible(order.lease);
   const SessionFacts& session = *sessions_.facts(number);
-  const TransportFacts* transport = findTransport(session.transport);
-  if (transport == nullptr || transport->reach == TransportFacts::Reach::sameHost)
-    return moveFailure("the session shares memory with this server (transport " + session.transport + ")");
+  if (const std::string why = whyNotApart(session, grant.protectMs != 0); !why.empty())
+    return moveFailure(why);
   schema::SessionOpening opening;
   opening.lease = order.lease;
   opening.key.assign(reinterpret_cast<const char*>(grant.key.data()), grant.key.size());
@@ -269,7 +273,7 @@ kj::Promise<MoveAnswer> Migration::moveAway(Order order, uint64_t number) {
   opening.epoch = session.epoch + 1;
   opening.rowsHash = session.rowsHash;
   opening.release = pool_.releaseOf(session.rowsHash);
-  opening.transport = session.transport;
+  opening.transport = transportApart(session.transport);
   opening.pid = session.clientPid;
   opening.command = session.command;
   opening.arrives = true;

@@ -209,6 +209,7 @@ void Readoption::take(const StoredWorker& worker, Answer& answer) {
   facts.command = worker.session->command;
   facts.transport = worker.session->transport;
   facts.rowsHash = worker.session->rowsHash;
+  facts.transportNamed = worker.session->transportNamed;
   facts.readopted = true;
   facts.place(*placement, leases_.devices());
   for (uint32_t place = 0; place < answer.taken.size(); ++place) {

@@ -29,7 +29,8 @@ std::optional<StoredSession> readSession(schema::StoredWorker::Reader worker) {
                        from.getClientPid(),
                        schema::text(from.getCommand()),
                        schema::text(from.getTransport()),
-                       from.getRowsHash()};
+                       from.getRowsHash(),
+                       from.getTransportNamed()};
 }
 
 void writeSession(const StoredSession& from, schema::StoredSession::Builder to) {
@@ -40,6 +41,7 @@ void writeSession(const StoredSession& from, schema::StoredSession::Builder to) 
   to.setCommand(from.command);
   to.setTransport(from.transport);
   to.setRowsHash(from.rowsHash);
+  to.setTransportNamed(from.transportNamed);
 }
 
 StoredSharing readSharing(schema::StoredSharing::Reader from) {

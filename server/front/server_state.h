@@ -24,6 +24,7 @@ struct StoredSession {
   uint32_t clientPid = 0;
   std::string command, transport;
   uint64_t rowsHash = 0;
+  bool transportNamed = false;
   bool operator==(const StoredSession&) const = default;
 };
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "base/log.h"
-#include "base/transport_names.h"
+#include "server/front/apart.h"
 #include "server/front/sessions.h"
 
 namespace gpupool::server {
@@ -166,7 +166,8 @@ SessionTable::Use SessionTable::use(const Id& lease) const {
   return use;
 }
 
-std::map<Id, std::vector<std::string>> SessionTable::hindrances() const {
+std::map<Id, std::vector<std::string>> SessionTable::hindrances(
+    const std::function<bool(const Id& lease)>& isProtected) const {
   std::map<Id, std::vector<std::string>> all;
   const auto add = [&](const Id& lease, const std::string& reason) {
     auto& reasons = all[lease];
@@ -175,11 +176,9 @@ std::map<Id, std::vector<std::string>> SessionTable::hindrances() const {
   for (const auto& session : living_) {
     for (const std::string& reason : session->hindrances)
       add(session->facts.lease, "cannot be moved: " + reason);
-    const TransportFacts* transport = findTransport(session->facts.transport);
-    if (transport != nullptr && transport->reach == TransportFacts::Reach::sameHost)
-      add(session->facts.lease,
-          "cannot be moved to another server: it shares memory with this one (transport " +
-              std::string(transport->name) + ")");
+    const bool guarded = isProtected && isProtected(session->facts.lease);
+    if (const std::string why = whyNotApart(session->facts, guarded); !why.empty())
+      add(session->facts.lease, "cannot be moved to another server: " + why);
   }
   for (const Id& lease : offers_.lenders())
     add(lease, "cannot be suspended, or moved to other GPUs: " + lentText(lease));

@@ -37,7 +37,7 @@ StoredWorker SessionTable::stored(const SessionFacts& facts, pid_t worker, uint6
           facts.lease,
           facts.devices,
           StoredSession{facts.session, facts.epoch, facts.deviceEpoch, facts.clientPid, facts.command,
-                        facts.transport, facts.rowsHash},
+                        facts.transport, facts.rowsHash, facts.transportNamed},
           number};
 }
 

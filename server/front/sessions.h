@@ -60,8 +60,9 @@ struct SessionFacts {
   std::vector<std::string> devices;    // uuids of its devices
   std::vector<uint64_t> memoryLimits;  // of each, the lease's
   std::string transport;
-  uint64_t rowsHash = 0;   // its client's: which program its workers are of
-  bool readopted = false;  // it began in an earlier life of this server
+  uint64_t rowsHash = 0;        // its client's: which program its workers are of
+  bool readopted = false;       // it began in an earlier life of this server
+  bool transportNamed = false;  // SessionHello's
 
   // It is, or is to be, on these.
   void place(const Placement& placement, const std::vector<Device>& inventory);
@@ -266,7 +267,9 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
 
   // By lease, of those that have some: why its sessions could not be moved, as far as they have said so; for
   // people, each once. Of those that share memory with this server: that they do.
-  std::map<Id, std::vector<std::string>> hindrances() const;
+  // isProtected: of a lease; null: none is.
+  std::map<Id, std::vector<std::string>> hindrances(
+      const std::function<bool(const Id& lease)>& isProtected = nullptr) const;
 
   // The running ones, then the ended ones, the latest first.
   void write(kj::Function<capnp::List<schema::SessionState>::Builder(unsigned)> room) const;

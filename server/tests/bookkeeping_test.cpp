@@ -310,7 +310,7 @@ TEST_CASE("the sessions of a lease share what it has of each device") {
 TEST_CASE("a server's state outlives it, and workers do not outlive the machine") {
   Folder folder;
   const std::string path = folder.path + "/server-x.state";
-  const StoredSession session{{5, 6}, 3, 7, 42, "train", "ucx", 99};
+  const StoredSession session{{5, 6}, 3, 7, 42, "train", "ucx", 99, true};
   const StoredGrant lease{{1, 2},
                           7,
                           std::vector(32, std::byte{'k'}),

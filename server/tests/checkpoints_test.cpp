@@ -17,15 +17,17 @@ namespace fs = std::filesystem;
 
 namespace {
 
-SideSettings writing(const std::string& folder) {
+SideSettings writing(const std::string& folder, bool network = true) {
   SideSettings settings;
   settings.checkpointFolder = folder;
+  settings.network = network;
   return settings;
 }
 
 // A lease on both devices, and a folder.
 struct Bench : private Folder, SessionBench {
-  explicit Bench(bool folder = true) : SessionBench(writing(folder ? path : "")) {
+  explicit Bench(bool folder = true, bool network = true)
+      : SessionBench(writing(folder ? path : "", network)) {
     REQUIRE(grant(kLease, 1, kGiB) == "");
   }
   ~Bench() {
@@ -199,7 +201,7 @@ TEST_CASE("a server without the option says so; one that comes again tidies up")
 }
 
 TEST_CASE("what cannot be held, or is not, is refused with the reason") {
-  Bench bench;
+  Bench bench(true, false);
   const auto hold = [&] {
     auto order = bench.checkpoints.hold(kLease, 1000, "monday").eagerlyEvaluate(nullptr);
     return failure([&] { order.wait(bench.io.waitScope); });
@@ -212,6 +214,10 @@ TEST_CASE("what cannot be held, or is not, is refused with the reason") {
   Opening one = bench.session(1, "train");
   CHECK(contains(hold(), "train (process"));
   CHECK(contains(hold(), "shares memory with this server (transport shm)"));
+  CHECK(contains(hold(), "this server takes no network sessions"));
+  bench.leases.admissible(kLease)->protectMs = 30'000;
+  CHECK(contains(hold(), "is not protected, for it began over shared memory (transport shm)"));
+  bench.leases.admissible(kLease)->protectMs = 0;
   CHECK(restore() == "");  // it runs
   bench.suspension.suspend(kLease, 1000).wait(bench.io.waitScope);
   CHECK(contains(hold(), "suspended: resume it first"));
@@ -336,7 +342,7 @@ TEST_CASE("a lease that runs does not go back into what is not its sessions', an
   CHECK(contains(refused("both"), "a session of the lease has begun or ended since"));
   Opening three = bench.session(3, "third", "shm");
   bench.checkpoint("shared").wait(bench.io.waitScope);
-  CHECK(contains(refused("shared"), "shares memory with this server (transport shm)"));
+  CHECK(bench.manifest("shared").sessions.back().transport == "ucx");  // where it goes on it shares nothing
   CHECK(bench.names() == std::set<std::string>{"both", "left", "monday", "other", "shared"});
   CHECK(bench.order(one, 'e') == "e01");
 }

@@ -39,19 +39,15 @@ TEST_CASE("each beat says why the sessions of a lease could not be moved") {
   Two all;
   auto& [bench, one, two] = all;
   const auto told = [&] { return bench.seen.hindrances[{1, 1}]; };
-  // They share memory with the server, which is said once.
-  const std::string shared =
-      "cannot be moved to another server: it shares memory with this one (transport shm)";
-  bench.until([&] { return told() == std::vector{shared}; });
   CHECK(one.order('H').wait(bench.io.waitScope) == "told");
   CHECK(two.order('H').wait(bench.io.waitScope) == "told");
-  bench.until([&] { return told().size() == 3; });
+  bench.until([&] { return told().size() == 2; });
   CHECK(told()[0] == "cannot be moved: its code is strange");
   CHECK(told()[1].starts_with("cannot be moved: xxxx"));
   CHECK(told()[1].size() < 200);
   CHECK(one.order('U').wait(bench.io.waitScope) == "told");
   CHECK(contains(two.order('q').wait(bench.io.waitScope), "client closed"));
-  bench.until([&] { return told() == std::vector{shared}; });
+  bench.until([&] { return bench.seen.hindrances.empty(); });
   CHECK(contains(one.order('q').wait(bench.io.waitScope), "client closed"));
   bench.until([&] { return bench.seen.hindrances.empty(); });
 }
@@ -252,6 +248,7 @@ TEST_CASE("with GPUPOOL_DISTURB a worker may have its session moved") {
   CHECK(one.order('t').wait(bench.io.waitScope) == "done");
   CHECK(one.hear().wait(bench.io.waitScope) == "moved 2");
   two.epoch = 2;
+  if (kind == "stream") two.transport = "ucx";  // where the worker shares no memory with it
   REQUIRE(bench.open(two).empty());
   CHECK(one.order('L').wait(bench.io.waitScope).empty());
   CHECK(two.order('e').wait(bench.io.waitScope) == "e0");

@@ -29,6 +29,7 @@ struct SideSettings {
   std::function<void(Suspension::Settings&)> suspension = [](Suspension::Settings&) {};
   std::function<void(Migration::Settings&)> migration = [](Migration::Settings&) {};
   std::string checkpointFolder = {};
+  bool network = true;       // Checkpoints::Settings
   bool otherWorker = false;  // it has a program for kOtherRows, too
   SessionTable::Bounds bounds{.stop = 1 * kj::SECONDS, .exit = 1 * kj::SECONDS};
 };
@@ -61,8 +62,9 @@ class ServerSide : private kj::TaskSet::ErrorHandler {
         suspension(timer, leases, sessions, suspensionSettings()),
         migration(io.provider->getNetwork(), timer, leases, sessions, suspension, pool, admission.starts(),
                   migrationSettings()),
-        checkpoints(timer, leases, sessions, suspension, pool, admission.starts(),
-                    {settings.server, settings.checkpointFolder}),
+        checkpoints(
+            timer, leases, sessions, suspension, pool, admission.starts(),
+            {.server = settings.server, .folder = settings.checkpointFolder, .network = settings.network}),
         accepting_(*this) {}
   ~ServerSide() {
     if (!dies) stop();

@@ -131,6 +131,7 @@ struct Opening {
   std::string command = "test";
   std::string server = kServer;
   bool arrives = false;
+  bool transportNamed = false;
 
   std::string error;          // what the server said; empty: the session is open
   bool unknownLease = false;  // this and otherVersion: it said so
@@ -157,6 +158,7 @@ struct Opening {
     hello.setPid(static_cast<uint32_t>(getpid()));
     hello.setCommand(command);
     hello.setArrives(arrives);
+    hello.setTransportNamed(transportNamed);
     auto sent = send(message);
     return sent.then([this] { return capnp::readMessage(*stream); })
         .then([this](kj::Own<capnp::MessageReader> reply) {

@@ -159,7 +159,7 @@ std::string readContents(Session& session, const Contents& contents, const TakeC
   return "";
 }
 
-std::string contentDigests(Session& session, const Contents& contents, bool shared, Digests& digests) {
+std::string contentDigests(Session& session, const Contents& contents, HostDigests hostBy, Digests& digests) {
   std::string why =
       readContents(session, contents, [&](const std::string& name, std::span<const std::byte> bytes) {
         digests[name] = checksumOf(bytes);
@@ -167,10 +167,12 @@ std::string contentDigests(Session& session, const Contents& contents, bool shar
       });
   if (!why.empty()) return why;
   const auto host = [&](const std::string& name, const transport::SharedMemory& memory, size_t from = 0) {
-    digests[name] =
-        shared ? identityOf(memory) : checksumOf(std::span(memory.data(), memory.size()).subspan(from));
+    if (hostBy == HostDigests::ofIdentity) digests[name] = identityOf(memory);
+    if (hostBy == HostDigests::ofBytes)
+      digests[name] = checksumOf(std::span(memory.data(), memory.size()).subspan(from));
   };
-  host("words", *session.views().words(), schema::kWordsOffset);  // the bell before them is rung at any time
+  host(kWordsDigest, *session.views().words(),
+       schema::kWordsOffset);  // the bell before them is rung at any time
   host("staging memory", *session.views().staging());
   for (const auto& [address, memory] : session.space().hostPieces())
     host("pinned memory at " + hex(address), *memory);

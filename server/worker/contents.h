@@ -41,11 +41,13 @@ using TakeContent = std::function<std::string(const std::string& name, std::span
 std::string readContents(Session& session, const Contents& contents, const TakeContent& take);
 
 // Of each of the session's contents, by a name for people: device memory, variables, arrays; words (without
-// their header), staging and pinned memory. Where both workers have the latter by the same descriptors
-// (shared), its identity stands for it: a program may write it at any time. Behind Space::takeStock. "" or
-// why not.
+// their header), staging and pinned memory. Behind Space::takeStock. "" or why not.
 using Digests = std::map<std::string, Checksum>;
-std::string contentDigests(Session& session, const Contents& contents, bool shared, Digests& digests);
+// What stands for memory of the host, which a program that shares it may write at any time: its bytes; where
+// both workers have it by the same descriptors, its identity; or nothing, and it is left out.
+enum class HostDigests : uint8_t { ofBytes, ofIdentity, none };
+inline constexpr char kWordsDigest[] = "words";  // of host memory the one that is always there
+std::string contentDigests(Session& session, const Contents& contents, HostDigests hostBy, Digests& digests);
 
 // All of it to host memory, or from it; its context is current.
 CUresult copyArray(const Driver& driver, CUarray array, std::span<std::byte> bytes, bool out);

@@ -17,6 +17,7 @@ namespace {
 constexpr unsigned kMostSuspensions = 6, kMostMoves = 3;  // of one session: a run stays short
 // Frames before each of a program's moves, at least, and fewer than twice as many: short ones have a dozen.
 constexpr uint64_t kBetweenMoves[kMostMoves] = {4, 8, 64};
+constexpr unsigned kAnywhere = 8;  // the first one comes at up to 2^7 times as many
 // Deaths: frames before the checkpoint is asked for, and from there to the end, are fewer than these.
 constexpr unsigned kMostDeaths = 2, kBeforeAsking = 48, kBeforeDeath = 24, kMostOfBeginning = 64;
 constexpr std::chrono::seconds kKeptBound{2};
@@ -49,7 +50,8 @@ void awaitStop(Session& session, const Suspender& suspender, uint64_t seen, uint
 
 }  // namespace
 
-void disturb(Session& session, Suspender& suspender, uint64_t seed, bool moves, std::function<void()> ask) {
+void disturb(Session& session, Suspender& suspender, uint64_t seed, bool moves, bool anywhere,
+             std::function<void()> ask) {
   auto plan = std::make_shared<Plan>();
   // A session that has moved goes on where its plan was.
   const auto moved = static_cast<unsigned>(std::max<uint64_t>(session.start().epoch, 1) - 1);
@@ -57,6 +59,7 @@ void disturb(Session& session, Suspender& suspender, uint64_t seed, bool moves, 
   const unsigned most = moves ? kMostMoves : kMostSuspensions;
   plan->done = std::min(moved, most);
   plan->next = draw(*plan, moves);
+  if (anywhere && plan->done == 0) plan->next <<= plan->random() % kAnywhere;
   session.beforeFrames([plan, &session, &suspender, moves, most, ask = std::move(ask)] {
     if (++plan->frame < plan->next || plan->done == most) return;
     // With a capture open the next frames must come first.

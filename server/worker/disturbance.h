@@ -15,7 +15,10 @@ namespace gpupool::server {
 // Before session.run(). ask: asks the server for one suspension and the resumption behind it, or for a move.
 // The executor waits for a suspension, with no frame under way; a move needs the frames that follow, until
 // the client has stopped. What the server or the device refuses is passed over.
-void disturb(Session& session, Suspender& suspender, uint64_t seed, bool moves, std::function<void()> ask);
+// anywhere: a session's first move, behind which it may be another kind of session, comes at any of hundreds
+// of frames.
+void disturb(Session& session, Suspender& suspender, uint64_t seed, bool moves, bool anywhere,
+             std::function<void()> ask);
 
 // Of a protected session: asks for a checkpoint, waits until the server keeps it, serves some more frames and
 // ends this process by SIGKILL; in at most two of a session's workers.

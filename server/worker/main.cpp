@@ -204,7 +204,9 @@ int serve(const server::WorkerArguments& arguments) {
       server::disturbBeginning(session, *arguments.disturb);
     else if (arguments.disturb)
       server::disturb(session, suspender, *arguments.disturb,
-                      arguments.disturbMoves || arguments.disturbStreams, [&] { process.reportDisturb(); });
+                      arguments.disturbMoves || arguments.disturbStreams,
+                      arguments.disturbStreams && transportApart(start->transport) != start->transport,
+                      [&] { process.reportDisturb(); });
     std::optional<server::ActivityWatch> activity;
     if (start->reportActivity)
       activity.emplace(session, [&](server::Activity now) { process.reportActivity(now); });

@@ -545,8 +545,13 @@ std::string Rebuild::compareContents(Session& session) {
         {one.getOwner(), one.getContext(), one.getName().cStr(), one.getAddress(), one.getBytes()});
   for (const auto one : state_->record().getArrays())
     contents.arrays.push_back({one.getArray(), one.getContext(), one.getLevels(), one.getBytes()});
+  bool hostToo = false;
+  for (const auto one : theirs) hostToo = hostToo || one.getName() == kWordsDigest;
+  const HostDigests hostBy = !stream_  ? HostDigests::ofIdentity
+                             : hostToo ? HostDigests::ofBytes
+                                       : HostDigests::none;
   Digests mine;
-  if (std::string why = contentDigests(session, contents, !stream_, mine); !why.empty()) return why;
+  if (std::string why = contentDigests(session, contents, hostBy, mine); !why.empty()) return why;
   for (const auto one : theirs) {
     const std::string name = one.getName().cStr();
     const auto found = mine.find(name);

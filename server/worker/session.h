@@ -121,7 +121,8 @@ class Session {
   // ---- for a move (session_move.cpp, session_state.h, rebuild.h)
   // Each waits until the client has done it, or the deadline: it sends no frame any more, and all it has sent
   // are served; it sends nothing at all any more. "" or why not.
-  std::string stopClient(const Until& deadline);
+  // apart: the session goes on where its client shares no memory with the worker.
+  std::string stopClient(const Until& deadline, bool apart = false);
   std::string quietClient(const Until& deadline);
   uint64_t clientStops() const { return clientStops_; }  // tests: how often it has stopped
   // Any thread: the client hears that the server keeps a whole checkpoint of that moment.

@@ -36,9 +36,10 @@ void Session::hearMove(const schema::Notice& said, uint64_t last) {
   moveHeard_.notify_all();
 }
 
-std::string Session::stopClient(const Until& deadline) {
+std::string Session::stopClient(const Until& deadline, bool apart) {
   if (!sayStay(deadline)) return whyNotTold();  // of the move before
-  const bool told = noticeUntil(NoticeType::prepare, deadline, [this](uint64_t number) {
+  const auto prepare = apart && mapsMemory() ? NoticeType::prepareApart : NoticeType::prepare;
+  const bool told = noticeUntil(prepare, deadline, [this](uint64_t number) {
     std::lock_guard lock(moveMutex_);
     stoppedAt_ = quietAt_ = std::nullopt;
     left_ = std::nullopt;
@@ -48,6 +49,7 @@ std::string Session::stopClient(const Until& deadline) {
   std::unique_lock lock(moveMutex_);
   while (told && !stopping_) {
     if (stoppedAt_ && lastSeq_ >= *stoppedAt_) return "";
+    if (left_) return "the program cannot go on over a network; it has said why on its stderr";
     if (deadline.over()) return stoppedAt_ ? "frames of the program are still under way" : kSaysNothing;
     moveHeard_.wait_for(lock, kLook);
   }

@@ -283,9 +283,22 @@ std::string sendImages(Session& session, StateSocket& socket, std::vector<schema
   return "";
 }
 
+// The program writes memory that it shares with this worker whenever it likes: what is sent, and its
+// checksum, are of one copy.
+bool sendShared(StateSocket& socket, std::span<const std::byte> bytes) {
+  std::vector<std::byte> part;
+  for (; !bytes.empty(); bytes = bytes.subspan(part.size())) {
+    const auto from = bytes.first(std::min(StateSocket::kPartBytes, bytes.size()));
+    part.assign(from.begin(), from.end());
+    if (!socket.sendContent(part)) return false;
+  }
+  return true;
+}
+
 std::string sendMemory(Session& session, StateSocket& socket) {
   const auto send = [&](const transport::SharedMemory& memory) {
-    return socket.sendContent({memory.data(), memory.size()});
+    const std::span<const std::byte> bytes{memory.data(), memory.size()};
+    return session.mapsMemory() ? sendShared(socket, bytes) : socket.sendContent(bytes);
   };
   bool sent = send(*session.views().words()) && send(*session.views().staging());
   for (const auto& [address, memory] : session.space().hostPieces()) sent = sent && send(*memory);

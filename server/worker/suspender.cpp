@@ -161,7 +161,7 @@ void Suspender::run() {
 }
 
 // A protected session is restored from its checkpoint when its worker ends without a word, as after any other
-// death; while its lease is suspended only the holder has one. One over shared memory is never checkpointed.
+// death; while its lease is suspended only the holder has one. One over shared memory is not protected.
 void Suspender::lose(const std::string& why, bool hasCheckpoint) {
   if (hasCheckpoint && !session_.mapsMemory()) {
     GPUPOOL_ERROR("%s: this worker ends, and the session goes on from its checkpoint", why.c_str());

@@ -110,7 +110,8 @@ class Suspender {
   MoveOutcome carryOutMove(Order& order);
   std::string goAhead(int state, bool stream);
   void handOverStill(Order& order, MoveOutcome& outcome);
-  std::string standStill(const Until& deadline);
+  // apart: the session goes on where its client shares no memory with the worker.
+  std::string standStill(const Until& deadline, bool apart = false);
   std::string handOver(Order& order, MoveOutcome& outcome);
   std::string sendByCopier(Order& order, MoveOutcome& outcome);
   std::string sendByStream(Order& order, MoveOutcome& outcome);
@@ -132,7 +133,7 @@ class Suspender {
   template <class Ask>
   void askStreams(Ask&& ask);
   std::string takeAside(SuspendOutcome& outcome);
-  std::string lookAtContents(bool shared, Digests& seen);
+  std::string lookAtContents(HostDigests hostBy, Digests& seen);
   bool stopping() const;
   // Of what belongs to a move.
   bool givesUp() const { return stopping() || alone_; }

@@ -69,10 +69,6 @@ MoveOutcome Suspender::carryOutMove(Order& order) {
     outcome.error = stopping() ? "the session is ending" : "the program has not come to this worker yet";
     return outcome;
   }
-  if (order.link == nullptr && !order.copy && session_.mapsMemory()) {
-    outcome.error = "the session shares memory with its client";
-    return outcome;
-  }
   if (order.pages) return carryOutPages(order, state);
   order.state = state;
   if (!order.copy && !order.hold) outcome.error = goAhead(state, order.link == nullptr);
@@ -92,7 +88,7 @@ MoveOutcome Suspender::carryOutMove(Order& order) {
 
 void Suspender::handOverStill(Order& order, MoveOutcome& outcome) {
   const auto began = Clock::now();
-  outcome.error = standStill({began + order.drain, &alone_});
+  outcome.error = standStill({began + order.drain, &alone_}, order.link == nullptr && !order.copy);
   outcome.drainMs = millisecondsSince(began);
   if (!outcome.error.empty()) return;
   const auto still = Clock::now();
@@ -102,7 +98,7 @@ void Suspender::handOverStill(Order& order, MoveOutcome& outcome) {
 
 // The client sends nothing any more, all it has sent is done, and the gate is closed. "" or why not, and then
 // the gate is open.
-std::string Suspender::standStill(const Until& deadline) {
+std::string Suspender::standStill(const Until& deadline, bool apart) {
   std::string why;
   // A capture cannot be ended by a client that has stopped: it is let go on for a moment.
   for (bool first = true; first || (why == kCaptureOpen && !deadline.over()); first = false) {
@@ -110,7 +106,7 @@ std::string Suspender::standStill(const Until& deadline) {
       session_.letClientStay();
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
-    const std::string moves = session_.stopClient(deadline);
+    const std::string moves = session_.stopClient(deadline, apart);
     // With no time left for another look, what the last one saw is still the reason.
     if (!moves.empty()) return first || stopping() ? moves : why;
     why = quiesce(deadline, false);
@@ -140,7 +136,7 @@ std::string Suspender::sendByCopier(Order& order, MoveOutcome& outcome) {
   link_ = std::move(order.link);
   SuspendOutcome aside;
   Digests seen;
-  std::string why = lookAtContents(true, seen);
+  std::string why = lookAtContents(HostDigests::ofIdentity, seen);
   if (order.direct)
     aside.movedBytes = bytesInStock(session_.space());
   else if (why.empty())
@@ -164,7 +160,8 @@ std::string Suspender::sendByStream(Order& order, MoveOutcome& outcome) {
   outcome.movedBytes = bytesInStock(session_.space());
   StateSocket socket{Descriptor(fcntl(order.state, F_DUPFD_CLOEXEC, 3)), [this] { return givesUp(); }};
   Digests seen;
-  std::string why = lookAtContents(false, seen);
+  const bool shared = session_.mapsMemory();
+  std::string why = lookAtContents(shared ? HostDigests::none : HostDigests::ofBytes, seen);
   if (why.empty()) why = streamState(session_, socket, seen);
   return why.empty() && !order.copy ? sendClientAway(order) : why;
 }
@@ -235,12 +232,12 @@ void Suspender::goOn() {
   session_.letClientStay();
 }
 
-std::string Suspender::lookAtContents(bool shared, Digests& seen) {
+std::string Suspender::lookAtContents(HostDigests hostBy, Digests& seen) {
   if (!compares_) return "";
   session_.space().takeStock();
   Contents contents;
   const std::string why = findContents(session_, contents);
-  return why.empty() ? contentDigests(session_, contents, shared, seen) : why;
+  return why.empty() ? contentDigests(session_, contents, hostBy, seen) : why;
 }
 
 std::string Suspender::sendClientAway(const Order& order) {

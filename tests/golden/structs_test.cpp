@@ -35,7 +35,7 @@ void put(char (&field)[N], const char* text) {
 }  // namespace
 
 TEST_CASE("the protocol's version and magic numbers") {
-  CHECK(kProtocolVersion == 4);
+  CHECK(kProtocolVersion == 5);
   CHECK(kClientMagic == 0x47504331);
   CHECK(kWorkerMagic == 0x47505731);
   CHECK(holder::kMagic == 0x47505531);
@@ -47,6 +47,7 @@ TEST_CASE("the protocol's version and magic numbers") {
   CHECK(static_cast<uint32_t>(NoticeType::suspended) == 9);
   CHECK(static_cast<uint32_t>(NoticeType::resumed) == 10);
   CHECK(static_cast<uint32_t>(NoticeType::stay) == 11);
+  CHECK(static_cast<uint32_t>(NoticeType::prepareApart) == 14);
   CHECK(static_cast<uint32_t>(NoticeType::watch) == 66);
   CHECK(static_cast<uint32_t>(NoticeType::aside) == 67);
   CHECK(static_cast<uint32_t>(NoticeType::stopped) == 68);

@@ -94,6 +94,14 @@ ROWS = {
         "off": "tests of moves compare digests of all contents",
         "changes": [("server/worker/rebuild.cpp", "  if (theirs.size() == 0) return \"\";\n  Contents contents;", "  return \"\";\n  Contents contents;")],
         "artefact": "bin/worker_stream_test", "cases": "'stream: where tests compare*'", "red": "where tests compare contents"},
+    "leaves-addressed": {
+        "off": "what kernels address in shared memory is mirrored when the session leaves that",
+        "changes": [("client/memory/host_mirrors.cpp", "    insertMirror(std::move(mirror));\n  }\n  for (auto& noted", "  }\n  for (auto& noted")],
+        "artefact": CLIENT, "program": "leaves", "red": RESULT},
+    "leaves-noted": {
+        "off": "pinned memory that a kernel is given is noted while it is shared",
+        "changes": [("client/memory/host_mirrors.cpp", "  addressed_.insert(block->first);\n", "")],
+        "artefact": CLIENT, "program": "leaves", "red": RESULT},
     # ---- what sessions share, told to the next life of their server (server/front/offers.h, share_receipts.h)
     "receipts": {
         "off": "a receipt is one only if this server has sealed it",

@@ -70,7 +70,7 @@ start_server first --checkpoint-folder "$checkpoints"
 first=${servers[first]}
 start_server second --checkpoint-folder "$checkpoints"
 
-case_of "a program in shared memory stays where its memory is"
+case_of "a program for which shared memory was asked stays where that is"
 launch --transport shm --server first
 run gpupool checkpoint --hold "$lease" shared
 check "refused: $out" test "$status" -eq 1
@@ -78,6 +78,16 @@ check "the reason: $err" has "$err" "shares memory with this server"
 check "nothing is written: $(ls -A "$checkpoints")" test -z "$(ls -A "$checkpoints")"
 check "the lease stays" is_at first
 ends_right
+
+case_of "a program that shares memory with its server goes on at another one, over the network"
+launch --server first
+run gpupool checkpoint --hold "$lease" sunday
+check "held: $status $out $err" test "$status" -eq 0
+check "it has left its server: $(cat "$folder/first.log")" until_true has_left
+check "restored: $err" until_true restored --to second "$lease" sunday
+check "it is there: $(gpupool leases)" is_at second
+ends_right
+rm -r "$checkpoints/sunday"
 
 case_of "the server is gone for good, and the lease goes on at another one"
 launch --transport ucx --server first

@@ -170,7 +170,7 @@ refuses "kernels of the program may use the device's heap" "$lease"
 touch "$folder/unload"
 check "what is unloaded hinders no more: $(gpupool leases -v)" until_true says_no_heap
 case $transport in
-shm) check "it shares memory: $(says_of_it)" has "$(says_of_it)" 'to another server: it shares memory with this one' ;;
+shm) check "it shares memory: $(says_of_it)" has "$(says_of_it)" 'to another server: its program was started with --transport shm' ;;
 *) check "nothing else hinders it: $(says_of_it)" test -z "$(says_of_it)" ;;
 esac
 migrate "$lease"

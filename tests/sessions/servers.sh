@@ -12,11 +12,11 @@ place_of() { gpupool leases | awk -v id="${1:0:8}" '$1 == id { print $2, $3 }'; 
 is_at() { [ "$(place_of "$1")" = "$2" ]; }
 any_lease() { gpupool leases | grep -Eq '^[0-9a-f]{8}'; }
 all_free() { ! gpupool devices --json | grep -o '"freeBytes": *[0-9]*' | grep -qv '2147483648'; }
-# launch: first_error until it is told to end, on a lease of 1 GiB, with 300 MiB of it in use. Sets launched and lease.
+# launch [TRANSPORT]: first_error until it is told to end, on a lease of 1 GiB, with 300 MiB of it in use. Sets launched and lease.
 launch() {
   : >"$folder/program.out"
   rm -f "$folder/end"
-  "$bin/gpupool" run --transport "$1" --memory 1GiB --server node -- "${first_error[@]}" --device 300 --until "$folder/end" \
+  "$bin/gpupool" run ${1:+--transport "$1"} --memory 1GiB --server node -- "${first_error[@]}" --device 300 --until "$folder/end" \
     >"$folder/program.out" 2>"$folder/program.err" &
   launched=$!
   started+=("$launched")
@@ -41,7 +41,7 @@ ends_well() {
 computes() {
   rm -f "$folder/input"
   mkfifo "$folder/input"
-  "$bin/gpupool" run --transport "$1" --memory 1GiB "${@:2}" -- "${launcher[@]}" "$programs/stress_mixed" --threads 6 --seconds 1 --samples \
+  "$bin/gpupool" run ${1:+--transport "$1"} --memory 1GiB "${@:2}" -- "${launcher[@]}" "$programs/stress_mixed" --threads 6 --seconds 1 --samples \
     <"$folder/input" >"$folder/program.out" 2>"$folder/program.err" &
   launched=$!
   started+=("$launched")
@@ -96,13 +96,34 @@ check "and back: $status $err" test "$status" -eq 0
 check "the lease is back: $(place_of "$lease")" has "$(place_of "$lease")" node
 ends_well
 
-case_of "a program in shared memory stays"
+case_of "a program for which shared memory was asked stays"
 launch shm
 run gpupool migrate --to other "$lease"
 check "refused: $status" test "$status" -eq 1
-check "the reason: $err" has "$err" "shares memory"
+check "the reason: $err" has "$err" "was started with --transport shm"
 check "the lease stays: $(place_of "$lease")" has "$(place_of "$lease")" node
+says_why() { gpupool leases -v | grep -q "cannot be moved to another server: its program was started with --transport shm"; }
+check "leases -v says so: $(gpupool leases -v)" until_true says_why
 ends_well
+
+case_of "from shared memory to another server, and back: over the network from there on"
+launch ""
+says_nothing() { ! gpupool leases -v | grep -q "cannot be moved"; }
+check "nothing hinders it: $(gpupool leases -v)" says_nothing
+run gpupool migrate --to other "$lease"
+check "migrate --to other: $status $err" test "$status" -eq 0
+check "the lease is there: $(place_of "$lease")" has "$(place_of "$lease")" other
+migrates node
+check "and back: $status $err" test "$status" -eq 0
+check "the lease is back: $(place_of "$lease")" has "$(place_of "$lease")" node
+ends_well
+
+case_of "a program that checks what it computes leaves shared memory"
+for try in 1 2 3; do
+  computes "" --server node
+  check "to other, $try" until_true gpupool migrate --to other "$lease" >>"$folder/moves" 2>&1
+  computed_right
+done
 
 case_of "a server is drained"
 launch ucx

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <thread>
 
+#include "over_network.h"
 #include "server/worker/suspender.h"
 #include "server/worker/tests/client.h"
 
@@ -19,48 +20,9 @@ using namespace std::chrono_literals;
 
 constexpr auto kLong = 20s;
 
-// As over a network: client and worker share no memory.
-class Network : public transport::Connection {
- public:
-  explicit Network(std::unique_ptr<transport::Connection> inner) : inner_(std::move(inner)) {}
-  std::byte* reserve(Channel channel, size_t bytes, transport::Deadline deadline) override {
-    return inner_->reserve(channel, bytes, deadline);
-  }
-  void commit(Channel channel, size_t bytes) override { inner_->commit(channel, bytes); }
-  std::span<const std::byte> receive(Channel channel, transport::Deadline deadline) override {
-    return inner_->receive(channel, deadline);
-  }
-  bool pending(Channel channel) override { return inner_->pending(channel); }
-  size_t maxMessage(Channel channel) const override { return inner_->maxMessage(channel); }
-  transport::Region share(std::shared_ptr<transport::SharedMemory> memory) override {
-    return inner_->share(std::move(memory));
-  }
-  void unshare(transport::Region region) override { inner_->unshare(region); }
-  std::shared_ptr<transport::SharedMemory> map(transport::Region, void*, transport::Deadline) override {
-    return nullptr;
-  }
-  bool mapsMemory() const override { return false; }
-  transport::Transfer put(const void* local, transport::Region remote, uint64_t offset,
-                          size_t bytes) override {
-    return inner_->put(local, remote, offset, bytes);
-  }
-  transport::Transfer get(void* local, transport::Region remote, uint64_t offset, size_t bytes) override {
-    return inner_->get(local, remote, offset, bytes);
-  }
-  bool wait(transport::Transfer transfer, transport::Deadline deadline) override {
-    return inner_->wait(transfer, deadline);
-  }
-  transport::Peer peer() const override { return inner_->peer(); }
-  std::string reason() const override { return inner_->reason(); }
-  int wakeupDescriptor() const override { return inner_->wakeupDescriptor(); }
-  void close() override { inner_->close(); }
-  void abandon() override { inner_->abandon(); }
-  const char* name() const override { return inner_->name(); }
-
- private:
-  std::unique_ptr<transport::Connection> inner_;
-};
-inline Client::Wire overNetwork(Client::Wire inner) { return std::make_unique<Network>(std::move(inner)); }
+inline Client::Wire overNetwork(Client::Wire inner) {
+  return std::make_unique<transport::test::OverNetwork>(std::move(inner));
+}
 
 // The client's part in a move, on a thread of its own until it has been told what became of it, or the move
 // has failed before it heard of it.

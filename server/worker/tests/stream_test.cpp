@@ -302,16 +302,6 @@ TEST_CASE("stream: the other worker", "[.]") {
 
 // Those with a session of their own come first: where addresses are scarce (ThreadSanitizer), the program has
 // the only space.
-TEST_CASE("stream: a session that shares memory with its client stays") {
-  Client client;
-  client.open();
-  const auto [mine, theirs] = connection();
-  Mover mover(client);
-  mover.begin(mine);
-  CHECK(mover.outcome().error == "the session shares memory with its client");
-  close(theirs);
-}
-
 TEST_CASE("stream: a wait for a silent worker ends when the session does") {
   Client client(softDriver(), nullptr, -1, &overNetwork);
   client.open();
