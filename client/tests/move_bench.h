@@ -237,7 +237,10 @@ struct SessionSeam {
     return session->course_.stage();
   }
   uint64_t moves() const { return session->moves_; }
-  size_t watches() const { return session->watches_.size(); }
+  size_t watches() const {
+    std::lock_guard lock(session->controlMutex_);
+    return session->watches_.size();
+  }
   uint64_t frames() const {
     std::lock_guard lock(session->enqueueMutex_);
     return session->seq_;

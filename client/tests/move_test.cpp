@@ -63,9 +63,10 @@ TEST_CASE("a session that is to leave its host stays, if its next worker is reac
   REQUIRE(pool.goesOn());
   pool.apart = GENERATE(true, false);
   pool.sayApart = !pool.apart;
-  pool.lead(Stage::moved);
+  pool.lead(Stage::quiet);
+  pool.old->quiet = false;  // it goes on as soon as it has said so
+  pool.old->sayMoved(++pool.epoch);
   REQUIRE(pool.old->hears(NoticeType::stays));
-  pool.old->quiet = false;
   REQUIRE(pool.goesOn());
   pool.settleDial();
   CHECK(pool.session().mapsMemory());

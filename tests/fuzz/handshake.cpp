@@ -129,7 +129,8 @@ void toHolder(std::span<const std::byte> bytes, bool afterChallenge) {
     };
   }
   bool over = false;
-  auto opened = cli::openOver(kj::mv(stream), lease, {kRows, "shm", 1, "a.out"}, "shm")
+  auto opened = cli::openOver(kj::mv(stream), lease,
+                              {.rowsHash = kRows, .transport = "shm", .pid = 1, .command = "a.out"}, "shm")
                     .then([](cli::OpenSession&&) {},
                           [](kj::Exception&& error) {
                             const auto failure = cli::toFailure(error);
