@@ -7,7 +7,7 @@
 
 #include "check.h"
 
-static constexpr int kThreads = 7, kRounds = 20;
+static constexpr int kThreads = 7, kRounds = 12;
 static constexpr int kCount = 20'000;       // of each range's ints
 static constexpr int kLarge = 700'000;     // more than one slot of staging memory
 static constexpr size_t kBytes = kCount * sizeof(int);
