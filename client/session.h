@@ -53,10 +53,9 @@ class Session {
   transport::Connection& connection() { return *connection_; }
   Transfers& transfers() { return transfers_; }
   Words& words() { return *words_; }
-  // Client and worker are on one host, and share memory. A move to another host ends that: it stays what it
-  // is while the caller is inside transfers(). Who reads it elsewhere, and then waits for what it has sent
-  // before, may see memory that was shared: of that nothing is taken away, and what the old worker did is in
-  // it.
+  // Client and worker are on one host, and share memory. A move to another host ends that for good. It does
+  // not change while the caller is inside transfers(). A caller that is outside may still read memory that
+  // was shared: it stays mapped, with all that the old worker wrote.
   bool mapsMemory() const { return mapsMemory_.load(std::memory_order_acquire); }
   // How often the session has gone on at another worker.
   uint64_t moves() const { return moves_.load(std::memory_order_acquire); }

@@ -32,7 +32,7 @@ CUresult destroy(CUstream handle) {
   return endStream({stream.get(), stream->context, handle});
 }
 
-// Inside Transfers::named: how its bytes come here is another matter over a network.
+// Inside Transfers::named, for over a network the function has to wait for the bytes that it may read.
 CUresult sendHostFunction(const StreamRef& ref, Session::HostFunction entry, bool& due, bool error) {
   if (entry.once && !Session::get().mapsMemory()) {
     // The word is asked for before the function is sent: behind it, it would wait for the function's own end.

@@ -148,13 +148,13 @@ CUresult HostMemory::shareFile(CUcontext context, int descriptor, uint64_t offse
   Session& session = Session::get();
   std::lock_guard order(growing_);
   const Transfers::Inside inside(session.transfers(), Transfers::named);
+  if (!session.mapsMemory()) return CUDA_ERROR_NOT_SUPPORTED;  // it has gone to another host
   if (!takeAddress(bytes, address)) return CUDA_ERROR_OUT_OF_MEMORY;
   Piece piece;
   piece.context = context;
   piece.bytes = piece.used = bytes;
   CUresult status = CUDA_ERROR_NOT_SUPPORTED;
   try {
-    if (!session.mapsMemory()) throw std::runtime_error("the session has gone to another host");
     piece.memory =
         transport::SharedMemory::ofFile(file.release(), offset, bytes, reinterpret_cast<void*>(address));
     piece.lent = session.connection().share(piece.memory);

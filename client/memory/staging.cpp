@@ -38,9 +38,12 @@ bool Staging::start() {
 bool Staging::isMapped() {
   Session& session = Session::get();
   if (!session.mapsMemory()) return false;
-  const Transfers::Inside inside(session.transfers(), Transfers::named);
-  std::lock_guard lock(mutex_);
-  return session.mapsMemory() && start() && mapped_ != nullptr;
+  if (!started_) {
+    const Transfers::Inside inside(session.transfers(), Transfers::named);
+    std::lock_guard lock(mutex_);
+    if (!start()) return false;
+  }
+  return mapped_ != nullptr;  // it was started on another host otherwise
 }
 
 bool Staging::tryAcquire(size_t bytes, Slot& slot) {

@@ -30,15 +30,15 @@ class Staging {
   void releaseAfter(const Slot& slot, const StreamRef& ref,
                     uint64_t value);  // free when the stream got there
 
-  // One host: acquired slots lie in this process, too. Behind that a move does not take them away.
+  // Client and worker share the staging memory. mapped() may be used then, also when the session leaves that
+  // memory meanwhile: it stays mapped here.
   bool isMapped();
-  // Then: where a slot's bytes are.
+  // Where a slot's bytes are in this process.
   std::byte* mapped(const Slot& slot) const { return mapped_ + slot.offset; }
   // In the worker: what copy frames name. Of a thread inside Transfers::named until the frame is sent.
   uint64_t address(const Slot& slot) const { return address_ + slot.offset; }
-  // The session was on one host when these bytes of the slot were written here, or when the device was to:
-  // since it has gone to another one, they are the slot's here alone, or there alone. Of a thread inside
-  // Transfers::named, and of any.
+  // For a copy that began while the memory was shared, and goes on when it is not: puts the bytes at mapped()
+  // into the slot of the worker (a thread inside Transfers::named), and gets them from there.
   CUresult bring(const Slot& slot, size_t bytes);
   CUresult fetch(const Slot& slot, size_t bytes) { return read(slot, mapped(slot), bytes); }
   // A network: into the slot, under way until finish(), for a thread inside Transfers::named all the time;

@@ -139,7 +139,6 @@ std::optional<OpenFailure> check(const OpenRequest& request, ssize_t size) {
 SessionWish wishOf(const OpenRequest& request) {
   return {request.rowsHash,
           field(request.transport),
-          false,
           static_cast<uint32_t>(request.pid),
           pool::printable(field(request.command), sizeof request.command),
           Id{request.sessionHigh, request.sessionLow},

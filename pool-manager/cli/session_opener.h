@@ -24,8 +24,7 @@ struct OpenFailure {
 
 struct SessionWish {
   uint64_t rowsHash = 0;
-  std::string transport;        // of base/transport_names.h; empty: the first that reaches the server
-  bool transportNamed = false;  // by the user
+  std::string transport;  // of base/transport_names.h; empty: the first that reaches the server
   uint32_t pid = 0;
   std::string command;
   // A session that moves (schema/frame.h): its id and its next epoch. Epoch 0: a new session.
@@ -34,6 +33,7 @@ struct SessionWish {
   bool left = false;            // with epoch: it is nowhere until it is restored
   bool lost = false;            // with epoch: so is it, for it has lost its server
   pool::ServerLife ranAt = {};  // with left: where this holder has opened it last, if it has
+  bool transportNamed = false;  // the transport, by the user
   bool moves() const { return epoch != 0; }
 };
 

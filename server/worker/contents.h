@@ -40,13 +40,13 @@ std::string findContents(Session& session, Contents& contents);
 using TakeContent = std::function<std::string(const std::string& name, std::span<const std::byte> bytes)>;
 std::string readContents(Session& session, const Contents& contents, const TakeContent& take);
 
-// Of each of the session's contents, by a name for people: device memory, variables, arrays; words (without
-// their header), staging and pinned memory. Behind Space::takeStock. "" or why not.
 using Digests = std::map<std::string, Checksum>;
 // What stands for memory of the host, which a program that shares it may write at any time: its bytes; where
 // both workers have it by the same descriptors, its identity; or nothing, and it is left out.
 enum class HostDigests : uint8_t { ofBytes, ofIdentity, none };
 inline constexpr char kWordsDigest[] = "words";  // of host memory the one that is always there
+// Of each of the session's contents, by a name for people: device memory, variables, arrays; words (without
+// their header), staging and pinned memory. Behind Space::takeStock. "" or why not.
 std::string contentDigests(Session& session, const Contents& contents, HostDigests hostBy, Digests& digests);
 
 // All of it to host memory, or from it; its context is current.

@@ -28,6 +28,14 @@ migrates() {
   tried() { run gpupool migrate --to "$1" "$lease"; [ "$status" -eq 0 ] || ! has "$err" "ask again in a moment"; }
   until_true tried "$1"
 }
+goes_and_comes_back() {
+  run gpupool migrate --to other "$lease"
+  check "migrate --to other: $status $err" test "$status" -eq 0
+  check "the lease is there: $(place_of "$lease")" has "$(place_of "$lease")" other
+  migrates node
+  check "and back: $status $err" test "$status" -eq 0
+  check "the lease is back: $(place_of "$lease")" has "$(place_of "$lease")" node
+}
 ends_well() {
   touch "$folder/end"
   wait "$launched"
@@ -88,12 +96,7 @@ computed_right
 
 case_of "another server, and back"
 launch ucx
-run gpupool migrate --to other "$lease"
-check "migrate --to other: $status $err" test "$status" -eq 0
-check "the lease is there: $(place_of "$lease")" has "$(place_of "$lease")" other
-migrates node
-check "and back: $status $err" test "$status" -eq 0
-check "the lease is back: $(place_of "$lease")" has "$(place_of "$lease")" node
+goes_and_comes_back
 ends_well
 
 case_of "a program for which shared memory was asked stays"
@@ -110,12 +113,7 @@ case_of "from shared memory to another server, and back: over the network from t
 launch ""
 says_nothing() { ! gpupool leases -v | grep -q "cannot be moved"; }
 check "nothing hinders it: $(gpupool leases -v)" says_nothing
-run gpupool migrate --to other "$lease"
-check "migrate --to other: $status $err" test "$status" -eq 0
-check "the lease is there: $(place_of "$lease")" has "$(place_of "$lease")" other
-migrates node
-check "and back: $status $err" test "$status" -eq 0
-check "the lease is back: $(place_of "$lease")" has "$(place_of "$lease")" node
+goes_and_comes_back
 ends_well
 
 case_of "a program that checks what it computes leaves shared memory"
