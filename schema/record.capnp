@@ -42,6 +42,8 @@ struct SessionRecord {
   ahead @27 :Bool;                # the session runs still, and another record follows. Of this one count what it is made
                                   # for (rowsHash to devices, contextAhead, format) and `entries`
   went @28 :UInt32;               # so many entries went ahead, which stand before these
+  parallel @29 :UInt32;           # of a stream, once: so many connections can the sender use beside it
+                                  # (server/worker/parallel_sockets.h)
 }
 struct RecordDigest {
   name @0 :Text;                  # of what, for people

@@ -34,6 +34,12 @@ DeviceStream::~DeviceStream() {
 }
 
 DeviceStream::Part DeviceStream::cut(size_t buffer) {
+  Part part = cutAny(buffer);
+  while (!part.ranges.empty() && number_++ % shares_ != share_) part = cutAny(buffer);
+  return part;
+}
+
+DeviceStream::Part DeviceStream::cutAny(size_t buffer) {
   Part part;
   uint64_t bytes = 0;
   const auto& pieces = pieces_.all();
@@ -117,6 +123,18 @@ std::string DeviceStream::receive(StateSocket& socket) {
     if (!comparing.drop()) return socket.error();
   }
   return "";
+}
+
+std::string sendDevices(Session& session, StateSocket& socket, ParallelSockets& parallel) {
+  return parallel.together(socket, [&](StateSocket& one, size_t share) {
+    return DeviceStream(session, share, parallel.shares()).send(one);
+  });
+}
+
+std::string receiveDevices(Session& session, StateSocket& socket, ParallelSockets& parallel) {
+  return parallel.together(socket, [&](StateSocket& one, size_t share) {
+    return DeviceStream(session, share, parallel.shares()).receive(one);
+  });
 }
 
 }  // namespace gpupool::server

@@ -2,7 +2,8 @@
 // The bytes of a session's device memory on the state socket: all pieces, in the order of Space::takeStock,
 // as one run of bytes in parts (StateSocket). Two buffers of host memory take turns, so that one is on the
 // wire while the other one is copied and its checksum made; nothing else is held. Parts that come through
-// shared memory are copied to the device from there. Everything stands still.
+// shared memory are copied to the device from there. Everything stands still. Over parallel connections
+// (parallel_sockets.h) each carries every so-manieth part.
 //
 // Belongs to one thread, which has the same context current before and behind it.
 
@@ -12,14 +13,17 @@
 #include <vector>
 
 #include "server/worker/device_pieces.h"
+#include "server/worker/parallel_sockets.h"
 #include "server/worker/state_socket.h"
 
 namespace gpupool::server {
 
 class DeviceStream {
  public:
-  // Behind takeStock, or adopt and comeBack.
-  explicit DeviceStream(Session& session) : session_(session), pieces_(session) {}
+  // Behind takeStock, or adopt and comeBack. Of `shares` connections one: the parts whose numbers leave the
+  // rest `share`.
+  explicit DeviceStream(Session& session, size_t share = 0, size_t shares = 1)
+      : session_(session), pieces_(session), share_(share), shares_(shares) {}
   ~DeviceStream();
   DeviceStream(const DeviceStream&) = delete;
   DeviceStream& operator=(const DeviceStream&) = delete;
@@ -44,14 +48,21 @@ class DeviceStream {
   std::string prepare(std::shared_ptr<transport::SharedMemory> memory = nullptr);
   // What comes next, in that buffer; without ranges behind the last piece.
   Part cut(size_t buffer);
+  Part cutAny(size_t buffer);
   std::string fill(Part& part);  // from the device
   std::string copy(const Part& part, std::byte* at, bool out);
 
   Session& session_;
   DevicePieces pieces_;
-  size_t piece_ = 0;  // where the next part begins
+  const size_t share_, shares_;
+  size_t number_ = 0;  // of the next part
+  size_t piece_ = 0;   // where it begins
   uint64_t offset_ = 0;
   std::shared_ptr<transport::SharedMemory> buffers_;  // registered with the driver
 };
+
+// All of it, over these connections. "" or why not; see ParallelSockets::together.
+std::string sendDevices(Session& session, StateSocket& socket, ParallelSockets& parallel);
+std::string receiveDevices(Session& session, StateSocket& socket, ParallelSockets& parallel);
 
 }  // namespace gpupool::server

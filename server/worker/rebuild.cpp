@@ -70,6 +70,7 @@ std::shared_ptr<transport::SharedMemory> makeRoom(SessionRecord::Reader record) 
 }  // namespace
 
 struct Rebuild::State {
+  explicit State(std::function<bool()> stopping) : parallel(std::move(stopping)) {}
   struct Received {
     std::vector<std::byte> bytes;
     std::unique_ptr<capnp::FlatArrayMessageReader> message;
@@ -83,6 +84,7 @@ struct Rebuild::State {
   std::vector<Descriptor> host;
   uint64_t cameNs = 0;                  // bootTimeNs, when the record was here
   std::vector<schema::ImageName> sent;  // code that came with it, and is held until the session is rebuilt
+  ParallelSockets parallel;             // of a stream
   SessionRecord::Reader record() { return records.back().message->getRoot<SessionRecord>(); }
 };
 
@@ -91,7 +93,7 @@ Rebuild::Rebuild(const Driver& driver, StateSocket& socket, bool stream, std::fu
       socket_(socket),
       stopping_(std::move(stopping)),
       stream_(stream),
-      state_(std::make_unique<State>()) {}
+      state_(std::make_unique<State>(stopping_)) {}
 
 Rebuild::~Rebuild() = default;
 
@@ -334,7 +336,15 @@ std::string Rebuild::receiveImages(Session& session) {
     else
       lacking.push_back(name);
   }
-  if (!socket_.answer("") || !socket_.sendBlock(std::as_bytes(std::span(lacking)))) return socket_.error();
+  std::vector<std::byte> list(std::as_bytes(std::span(lacking)).begin(),
+                              std::as_bytes(std::span(lacking)).end());
+  const auto offer = state_->parallel.offer(socket_, state_->record().getParallel());
+  if (offer) {
+    const auto bytes = std::as_bytes(std::span(&*offer, 1));
+    list.insert(list.end(), bytes.begin(), bytes.end());
+  }
+  if (!socket_.answer("") || !socket_.sendBlock(list)) return socket_.error();
+  if (offer && !state_->parallel.accept(socket_)) return socket_.error();
   for (const schema::ImageName& name : lacking) {
     if (std::string why = receiveImage(session, name); !why.empty()) return why;
     state_->sent.push_back(name);
@@ -363,7 +373,7 @@ std::string Rebuild::receiveMemory(Session& session) {
   };
   bool received = receive(*session.views().words()) && receive(*session.views().staging());
   for (const auto& [address, memory] : session.space().hostPieces()) received = received && receive(*memory);
-  return received ? DeviceStream(session).receive(socket_) : socket_.error();
+  return received ? receiveDevices(session, socket_, state_->parallel) : socket_.error();
 }
 
 // The program runs meanwhile, and may ask for the memory that is free.

@@ -264,9 +264,18 @@ bool goesAhead(uint32_t call) {
 // ---- the stream
 
 // The other worker may ask for what the record names, and for each once.
-std::string sendImages(Session& session, StateSocket& socket, std::vector<schema::ImageName> may) {
+std::string sendImages(Session& session, StateSocket& socket, std::vector<schema::ImageName> may,
+                       ParallelSockets* parallel) {
+  using Offer = ParallelSockets::Offer;
+  static_assert(sizeof(Offer) < sizeof(schema::ImageName));
   std::vector<std::byte> asked;
-  if (!socket.receiveBlock(asked, may.size() * sizeof(schema::ImageName))) return socket.error();
+  const size_t most = may.size() * sizeof(schema::ImageName) + (parallel != nullptr ? sizeof(Offer) : 0);
+  if (!socket.receiveBlock(asked, most)) return socket.error();
+  if (parallel != nullptr && asked.size() % sizeof(schema::ImageName) == sizeof(Offer)) {
+    Offer offer;
+    std::memcpy(&offer, asked.data() + asked.size() - sizeof offer, sizeof offer);
+    if (!parallel->connect(socket, offer)) return socket.error();
+  }
   for (size_t at = 0; at + sizeof(schema::ImageName) <= asked.size(); at += sizeof(schema::ImageName)) {
     schema::ImageName name;
     std::memcpy(&name, asked.data() + at, sizeof name);
@@ -295,14 +304,14 @@ bool sendShared(StateSocket& socket, std::span<const std::byte> bytes) {
   return true;
 }
 
-std::string sendMemory(Session& session, StateSocket& socket) {
+std::string sendMemory(Session& session, StateSocket& socket, ParallelSockets& parallel) {
   const auto send = [&](const transport::SharedMemory& memory) {
     const std::span<const std::byte> bytes{memory.data(), memory.size()};
     return session.mapsMemory() ? sendShared(socket, bytes) : socket.sendContent(bytes);
   };
   bool sent = send(*session.views().words()) && send(*session.views().staging());
   for (const auto& [address, memory] : session.space().hostPieces()) sent = sent && send(*memory);
-  return sent ? DeviceStream(session).send(socket) : socket.error();
+  return sent ? sendDevices(session, socket, parallel) : socket.error();
 }
 
 }  // namespace
@@ -324,7 +333,7 @@ std::string describeSession(Session& session, const Digests& seen, SessionRecord
   return "";
 }
 
-std::string sendAhead(Session& session, StateSocket& socket, bool stream, size_t& entries) {
+std::string sendAhead(Session& session, StateSocket& socket, ParallelSockets* parallel, size_t& entries) {
   if (const auto reasons = hindrances(session); !reasons.empty()) return reasons.front();
   const bool first = session.record().ahead() == 0;
   const auto going = session.record().goAhead(goesAhead);
@@ -336,8 +345,8 @@ std::string sendAhead(Session& session, StateSocket& socket, bool stream, size_t
   out.setFormat(schema::AHEAD_FORMAT);
   out.setAhead(true);
   writeEntries(out, going);
-  if (stream) {
-    const std::string why = streamRecord(session, socket, message);
+  if (parallel != nullptr) {
+    const std::string why = streamRecord(session, socket, message, parallel);
     return why.empty() ? socket.hearAnswer() : hearRefusal(socket, why);
   }
   uint32_t sequence = 0;  // nobody has spoken to the copier
@@ -353,10 +362,18 @@ std::string hearRefusal(StateSocket& socket, const std::string& why) {
   return said.empty() ? why : said;
 }
 
-std::string streamRecord(Session& session, StateSocket& socket, capnp::MessageBuilder& message) {
+// A worker whose session shares memory with its client can connect to nobody (walls::refuseNetwork).
+std::string streamRecord(Session& session, StateSocket& socket, capnp::MessageBuilder& message,
+                         ParallelSockets* parallel) {
+  auto out = message.getRoot<SessionRecord>();
+  const bool asks = parallel != nullptr && !parallel->asked() && !socket.canOffer() && !session.mapsMemory();
+  if (asks) {
+    parallel->ask();
+    out.setParallel(ParallelSockets::wanted());
+  }
   std::string why = sendRecord(message, socket) ? socket.hearOffer() : socket.error();
   if (!why.empty()) return why;
-  return sendImages(session, socket, imagesOf(message.getRoot<SessionRecord>().asReader()));
+  return sendImages(session, socket, imagesOf(out.asReader()), asks ? parallel : nullptr);
 }
 
 std::string sendState(Session& session, StateSocket& socket, CopierLink* link, bool direct,
@@ -386,14 +403,15 @@ std::string sendState(Session& session, StateSocket& socket, CopierLink* link, b
   return hearSequence(socket, sequence) ? socket.hearAnswer() : socket.error();
 }
 
-std::string streamState(Session& session, StateSocket& socket, const Digests& seen) {
+std::string streamState(Session& session, StateSocket& socket, ParallelSockets& parallel,
+                        const Digests& seen) {
   Contents contents;
   capnp::MallocMessageBuilder message;
   auto out = message.initRoot<SessionRecord>();
   if (std::string why = describeSession(session, seen, out, contents); !why.empty()) return why;
-  std::string why = streamRecord(session, socket, message);
+  std::string why = streamRecord(session, socket, message, &parallel);
   if (why.empty()) why = socket.hearAnswer();
-  if (why.empty()) why = sendMemory(session, socket);
+  if (why.empty()) why = sendMemory(session, socket, parallel);
   if (why.empty()) why = sendContents(session, socket, contents);
   return why.empty() ? socket.hearAnswer() : hearRefusal(socket, why);
 }

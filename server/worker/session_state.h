@@ -8,7 +8,8 @@
 //   old worker -> new worker   SessionRecord, as one block; its digest
 //                              of the same server, with the first one: descriptors: words, staging memory
 //   of another server:
-//   new worker -> old worker   its answer; one block: the names of the code images that it lacks
+//   new worker -> old worker   its answer; one block: the names of the code images that it lacks, and
+//                              perhaps an offer (below)
 //   old worker -> new worker   these images, in that order
 //   both:
 //   new worker -> old worker   of the same server: 4 bytes, which say nothing; its answer, when it has served
@@ -28,7 +29,8 @@
 // To a worker of another server, as a stream; the device memory is where it was:
 //
 //   old worker -> new worker   SessionRecord, as one block; its digest
-//   new worker -> old worker   its answer; one block: the names of the code images that it lacks
+//   new worker -> old worker   its answer; one block: the names of the code images that it lacks, and
+//                              perhaps an offer (below)
 //   old worker -> new worker   these images, in that order
 //   new worker -> old worker   its answer, when it has served the recorded calls again
 //   old worker -> new worker   contents of words, staging memory, pinned memory by ascending address, device
@@ -37,6 +39,11 @@
 //
 // A record of no bytes, of a stream: the session begins anew, as it was before its first call. The worker
 // answers, and nothing follows.
+//
+// The first record says how many connections the old worker can use beside the stream
+// (SessionRecord.parallel). If the new one can too, it makes an offer (ParallelSockets) behind the names, and
+// the old one says how many it has connected (8 bytes) before it sends images. Parts of the device memory are
+// dealt out to them and the stream, one by one; all else goes on the stream.
 //
 // An answer is one block: empty, all is well; or why the session cannot be rebuilt, for people, and it is the
 // last. The staging memory's bytes count: a program may stand between a copy into it and the read of them.
@@ -47,6 +54,7 @@
 #include "schema/record.capnp.h"
 #include "server/copier/link.h"
 #include "server/worker/contents.h"
+#include "server/worker/parallel_sockets.h"
 #include "server/worker/session.h"
 #include "server/worker/state_socket.h"
 #include "server/worker/stream_layout.h"
@@ -54,7 +62,8 @@
 namespace gpupool::server {
 
 // One record ahead. The session runs. "" or why it cannot go there; in `entries`: how many went.
-std::string sendAhead(Session& session, StateSocket& socket, bool stream, size_t& entries);
+// parallel: of a stream: how the session's memory is to travel; else null.
+std::string sendAhead(Session& session, StateSocket& socket, ParallelSockets* parallel, size_t& entries);
 
 // "" or why the session cannot be rebuilt elsewhere, and then nothing was sent. link: null if the session has
 // no device memory. direct: what is on the devices is there still, and the other worker has none of these. In
@@ -64,13 +73,15 @@ std::string sendAhead(Session& session, StateSocket& socket, bool stream, size_t
 std::string sendState(Session& session, StateSocket& socket, CopierLink* link, bool direct,
                       uint32_t& sequence, const Digests& seen = {});
 // The same as a stream. The session is as it was, whatever comes of it.
-std::string streamState(Session& session, StateSocket& socket, const Digests& seen = {});
+std::string streamState(Session& session, StateSocket& socket, ParallelSockets& parallel,
+                        const Digests& seen = {});
 
 // What these begin with, each "" or why not. Describes the session, of which nothing was sent.
 std::string describeSession(Session& session, const Digests& seen, schema::SessionRecord::Builder out,
                             Contents& contents);
 // The record, and the code images that the other end lacks.
-std::string streamRecord(Session& session, StateSocket& socket, capnp::MessageBuilder& message);
+std::string streamRecord(Session& session, StateSocket& socket, capnp::MessageBuilder& message,
+                         ParallelSockets* parallel = nullptr);
 // Of a sender that cannot go on: `why`, or what the other end has said, which then takes no more.
 std::string hearRefusal(StateSocket& socket, const std::string& why);
 

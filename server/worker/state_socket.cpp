@@ -69,7 +69,10 @@ bool StateSocket::fail(std::string why) {
   return false;
 }
 
-bool StateSocket::goesOn() { return error_.empty() && (!stopping_() || fail("the session is ending")); }
+bool StateSocket::goesOn() {
+  if (over_ != nullptr && *over_) return fail(kOtherEnded);
+  return error_.empty() && (!stopping_() || fail("the session is ending"));
+}
 
 bool StateSocket::await(short events) {
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(kSilenceSeconds);

@@ -19,6 +19,7 @@
 //
 // One thread at a time. Every function: false, and `error` says why; the stream is of no use from then on.
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <functional>
@@ -110,7 +111,15 @@ class StateSocket {
   // True: the peer is gone, or sends nothing more. Does not wait.
   bool ended() const;
 
+  // Until null: whoever waits or is about to ends as soon as it is true, which any thread may make it. As if
+  // the peer had ended.
+  void endWith(const std::atomic<bool>* over) { over_ = over; }
+  // For what is asked of the socket itself, and for those that only read and write.
+  int descriptor() const { return socket_; }
+
   const std::string& error() const { return error_; }
+  // Always false.
+  bool fail(std::string why);
   // What the peer sent before it went may still be read, and it may be told why nothing more is.
   void forgetError() { error_.clear(); }
 
@@ -118,7 +127,6 @@ class StateSocket {
   bool goesOn();
   bool await(short events);
   bool readable() const;
-  bool fail(std::string why);
   bool receiveLength(uint64_t& length, std::vector<Descriptor>* came = nullptr);
   bool receiveBytes(std::vector<std::byte>& bytes, uint64_t length, uint64_t most);
   bool takeRoom(Descriptor memory);
@@ -128,6 +136,7 @@ class StateSocket {
 
   Descriptor socket_;
   std::function<bool()> stopping_;
+  const std::atomic<bool>* over_ = nullptr;
   std::string error_;
   std::shared_ptr<transport::SharedMemory> offered_;  // by this end
   std::optional<PartRoom> room_;

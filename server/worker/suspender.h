@@ -32,6 +32,7 @@
 
 #include "server/copier/link.h"
 #include "server/worker/contents.h"
+#include "server/worker/parallel_sockets.h"
 #include "server/worker/session.h"
 #include "server/worker/session_pages.h"
 #include "server/worker_process.h"
@@ -96,6 +97,7 @@ class Suspender {
     uint64_t epoch = 0;  // of a move; else 0. Without a link it goes as a stream
     int state = -1;      // of a move, and of a copy
     bool copy = false, hold = false, pages = false, direct = false;
+    ParallelSockets* parallel = nullptr;  // beside `state`, while it is carried out
 
     bool streams() const { return state >= 0; }
   };
@@ -108,7 +110,7 @@ class Suspender {
   SuspendOutcome carryOut(Order& order);
   std::string awaitNext(int state);
   MoveOutcome carryOutMove(Order& order);
-  std::string goAhead(int state, bool stream);
+  std::string goAhead(int state, ParallelSockets* parallel);
   void handOverStill(Order& order, MoveOutcome& outcome);
   // apart: the session goes on where its client shares no memory with the worker.
   std::string standStill(const Until& deadline, bool apart = false);

@@ -38,13 +38,13 @@ std::string Suspender::awaitNext(int state) {
 
 // The program runs on while the next worker makes what needs no memory of the session's. "" or why the
 // session cannot go there.
-std::string Suspender::goAhead(int state, bool stream) {
+std::string Suspender::goAhead(int state, ParallelSockets* parallel) {
   StateSocket socket{Descriptor(fcntl(state, F_DUPFD_CLOEXEC, 3)), [this] { return givesUp(); }};
   const auto began = Clock::now();
   std::string why;
   size_t entries = 1;
   for (int i = 0; i < kRoundsAhead && entries != 0 && why.empty(); ++i)
-    why = sendAhead(session_, socket, stream, entries);
+    why = sendAhead(session_, socket, parallel, entries);
   GPUPOOL_INFO("%zu calls of the session went ahead, in %u ms", session_.record().ahead(),
                millisecondsSince(began));
   return why;
@@ -71,15 +71,21 @@ MoveOutcome Suspender::carryOutMove(Order& order) {
   }
   if (order.pages) return carryOutPages(order, state);
   order.state = state;
-  if (!order.copy && !order.hold) outcome.error = goAhead(state, order.link == nullptr);
+  ParallelSockets parallel([this] { return givesUp(); });
+  order.parallel = &parallel;
+  if (order.copy || order.hold) parallel.ask();  // who writes a file takes one stream
+  if (!order.copy && !order.hold) outcome.error = goAhead(state, order.link == nullptr ? &parallel : nullptr);
   if (outcome.error.empty()) handOverStill(order, outcome);
   session_.record().callBack();
   if (!outcome.error.empty()) outcome.error = session_.whyNotMoved(outcome.error);
   const char* done = order.copy ? "copied" : "moved";
+  std::string way;
+  if (order.direct) way = " straight from device to device";
+  if (parallel.shares() > 1) way = " over " + std::to_string(parallel.shares()) + " connections";
   if (outcome.error.empty())
     GPUPOOL_INFO("%s: %llu bytes%s, %u ms after %u ms of waiting for the device", done,
-                 static_cast<unsigned long long>(outcome.movedBytes),
-                 order.direct ? " straight from device to device" : "", outcome.pauseMs, outcome.drainMs);
+                 static_cast<unsigned long long>(outcome.movedBytes), way.c_str(), outcome.pauseMs,
+                 outcome.drainMs);
   else
     GPUPOOL_WARNING("not %s: %s", done, outcome.error.c_str());
   if (order.copy || !outcome.error.empty()) session_.letClientStay();
@@ -162,7 +168,7 @@ std::string Suspender::sendByStream(Order& order, MoveOutcome& outcome) {
   Digests seen;
   const bool shared = session_.mapsMemory();
   std::string why = lookAtContents(shared ? HostDigests::none : HostDigests::ofBytes, seen);
-  if (why.empty()) why = streamState(session_, socket, seen);
+  if (why.empty()) why = streamState(session_, socket, *order.parallel, seen);
   return why.empty() && !order.copy ? sendClientAway(order) : why;
 }
 

@@ -1,9 +1,6 @@
 #pragma once
 // What tests of sessions that move have in common: the client's part in it, and the suspender's orders.
 
-#include <netinet/in.h>
-#include <sys/socket.h>
-
 #include <atomic>
 #include <condition_variable>
 #include <functional>
@@ -13,6 +10,7 @@
 #include "over_network.h"
 #include "server/worker/suspender.h"
 #include "server/worker/tests/client.h"
+#include "server/worker/tests/connection.h"
 
 namespace gpupool::server::test {
 
@@ -161,30 +159,5 @@ class Mover {
   std::function<void()> reported_;
   Suspender suspender_;  // ends first
 };
-
-// Two ends of a TCP connection.
-inline std::pair<int, int> connection() {
-  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t bytes = sizeof address;
-  REQUIRE(bind(listener, reinterpret_cast<sockaddr*>(&address), bytes) == 0);
-  REQUIRE(listen(listener, 1) == 0);
-  REQUIRE(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &bytes) == 0);
-  const int mine = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  REQUIRE(connect(mine, reinterpret_cast<sockaddr*>(&address), bytes) == 0);
-  const int theirs = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
-  REQUIRE(theirs >= 0);
-  close(listener);
-  return {mine, theirs};
-}
-
-// And of one between processes of this machine: what has no bytes of its own can pass.
-inline std::pair<int, int> connectionHere() {
-  int ends[2];
-  REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
-  return {ends[0], ends[1]};
-}
 
 }  // namespace gpupool::server::test

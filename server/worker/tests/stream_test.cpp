@@ -28,6 +28,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
+constexpr unsigned kConnections = 3;  // beside the stream
 constexpr char kStateVariable[] = "GPUPOOL_TEST_STATE", kReportVariable[] = "GPUPOOL_TEST_REPORT";
 constexpr char kRoomVariable[] = "GPUPOOL_TEST_ROOM";
 constexpr char kElsewhereVariable[] = "GPUPOOL_TEST_ELSEWHERE";  // its driver places variables elsewhere
@@ -128,6 +129,12 @@ class Between {
   int old_ = -1, new_ = -1;
   std::atomic<uint64_t> passed_{0};
   std::thread thread_;
+};
+
+// All that the old worker sends goes by the stream.
+struct OneConnection {
+  OneConnection() { ParallelSockets::want(0); }
+  ~OneConnection() { ParallelSockets::want(kConnections); }
 };
 
 // What Next says behind the picture of a session that moved, and of one that came out of a file.
@@ -358,6 +365,7 @@ TEST_CASE("stream: where tests compare contents, a session whose memory is other
 }
 
 TEST_CASE("stream: whatever is damaged or missing on the way, the session goes on here") {
+  const OneConnection alone;
   Program& program = theProgram();
   Mover mover(program.client);
   const std::string here = picture(*program.client.session);
@@ -528,8 +536,10 @@ TEST_CASE("stream: what ends when it has gone ahead ends there, too, and what go
     Next next(theirs);
     size_t went = 0;
     {
+      ParallelSockets parallel([] { return false; });
+      parallel.ask();  // no more: the mover has none of these
       StateSocket socket{Descriptor(fcntl(mine, F_DUPFD_CLOEXEC, 3)), [] { return false; }};
-      REQUIRE(sendAhead(*program.client.session, socket, true, went) == "");
+      REQUIRE(sendAhead(*program.client.session, socket, &parallel, went) == "");
     }
     // Contexts, code, its variable, the array, and the program's stream up to where a capture begins.
     CHECK(went == record.ahead());
