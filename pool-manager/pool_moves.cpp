@@ -91,13 +91,10 @@ Choice Pool::chooseTarget(const LeaseRecord& record, const Principal& who, const
     if (use.unusable.empty() &&
         (hasLeft(record, use.name) || servers_.at(use.name).strangers.contains(record.id)))
       use.unusable = "it has not confirmed yet that the lease has left it (ask again in a moment)";
-  // Sessions go there over the network. Where no such server fits, the one that is chosen says so itself.
-  auto reached = servers;
-  for (auto& use : reached)
+  for (ServerUse& use : servers)  // sessions go there over the network
     if (use.unusable.empty() && use.name != from.server.name && servers_.at(use.name).facts.port == 0)
-      use.unusable = "it takes no network sessions";
-  Choice choice = placeMove(wish, reached);
-  if (choice.server.empty()) choice = placeMove(wish, servers);
+      use.unusable = "it takes no network sessions: start it with --listen";
+  Choice choice = placeMove(wish, servers);
   if (choice.server.empty()) refuse(record, why + choice.missing);
   return choice;
 }

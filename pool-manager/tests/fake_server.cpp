@@ -116,6 +116,7 @@ FakeServer::FakeServer(kj::AsyncIoContext& io, std::string name, uint32_t device
   facts.name = std::move(name);
   facts.incarnation = Id::random();
   facts.localPath = socketPath;
+  facts.port = 4790;  // leases may move to it
   facts.bootId = pool::bootId();
   facts.rowsHash = rowsHash;
   for (uint32_t i = 0; i < devices; ++i) {

@@ -111,6 +111,7 @@ inline Server server(const std::string& name, uint64_t incarnation, uint32_t dev
   facts.name = name;
   facts.incarnation = {incarnation, 0};
   facts.localPath = "/nowhere";
+  facts.port = 4790;
   for (uint32_t i = 0; i < devices; ++i) {
     Device device;
     device.ordinal = i;

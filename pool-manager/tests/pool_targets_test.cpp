@@ -71,6 +71,34 @@ TEST_CASE_METHOD(Targets, "a lease moves to another server, and is on both until
   CHECK(revokesOf("a") == 2);
 }
 
+// Sessions go to another server over the network, also those that share memory with their clients now.
+TEST_CASE_METHOD(Targets, "a lease moves to a server that takes network sessions, and to no other") {
+  const bool takes = GENERATE(true, false);
+  Server better = server("aa", 3, 1);  // the fewer devices of its are left
+  if (!takes) better.port = 0;
+  joinAndBeat(better);
+  SECTION("to the better one") {
+    migrate(elsewhere());
+    REQUIRE(events.prepares.size() == 1);
+    CHECK(events.prepares[0].server == (takes ? "aa" : "b"));
+  }
+  SECTION("by its name") {
+    if (takes) return migrate({"aa"});
+    CHECK(contains(refused({"aa"}), "it takes no network sessions: start it with --listen"));
+  }
+}
+
+// Where it is, it may share memory.
+TEST_CASE_METHOD(Targets, "within a server that takes no network sessions a lease moves") {
+  Server deaf = server("a", 1, 2);
+  deaf.port = 0;
+  startedAgain(deaf);
+  beats({kLease}, {});
+  migrate({"", {1}});
+  REQUIRE(events.prepares.size() == 1);
+  CHECK(events.prepares[0].here);
+}
+
 TEST_CASE_METHOD(Targets, "a lease moves to another device of its server") {
   migrate({"", {1}});
   REQUIRE(events.prepares.size() == 1);

@@ -51,6 +51,7 @@ void World::build() {
     server.host = i;
     server.facts.name = std::string(1, static_cast<char>('a' + i));
     server.facts.localPath = "/s";
+    server.facts.port = 4790;
     server.facts.bootId = "boot 0 of " + std::to_string(i);
     if (pickTurn(100) < 40 && !roomy_) {
       overcommits_ = true;

@@ -97,6 +97,9 @@ computed_right
 case_of "another server, and back"
 launch ucx
 goes_and_comes_back
+over_several() { grep -q "moved: .* over [2-8] connections" "$1"; }
+check "there over several connections: $(grep moved: "$GPUPOOL_STATE/server.log")" over_several "$GPUPOOL_STATE/server.log"
+check "and back: $(grep moved: "$folder/other.log")" over_several "$folder/other.log"
 ends_well
 
 case_of "a program for which shared memory was asked stays"
