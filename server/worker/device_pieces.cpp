@@ -21,7 +21,7 @@ std::string DevicePieces::prepare() {
     if (driver.cuCtxSetCurrent(context) == CUDA_SUCCESS && driver.cuCtxGetDevice(&device) == CUDA_SUCCESS)
       known[device] = context;
   });
-  for (const Space::PieceState& piece : pieces_) {
+  for (const Space::PieceState& piece : all()) {
     bytes_ += piece.bytes;
     const CUdevice device = devices[piece.device];
     if (!known.contains(device)) {
@@ -31,7 +31,7 @@ std::string DevicePieces::prepare() {
     }
     contexts_[piece.device] = known[device];
   }
-  return pieces_.empty() ? "" : enter(pieces_.front().device);
+  return all().empty() ? "" : enter(all().front().device);
 }
 
 DevicePieces::~DevicePieces() {
@@ -47,7 +47,7 @@ std::string DevicePieces::enter(unsigned device) {
 }
 
 std::string DevicePieces::open(size_t piece, CUdeviceptr& address) {
-  if (std::string why = enter(pieces_[piece].device); !why.empty()) return why;
+  if (std::string why = enter(all()[piece].device); !why.empty()) return why;
   if (open_ != piece) {
     close();
     const CUresult result = space_.openPiece(piece, address_);

@@ -6,6 +6,7 @@
 
 #include <future>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -22,9 +23,13 @@ std::future<std::string> beside(Work work) {
 
 class DevicePieces {
  public:
-  // Behind takeStock, or adopt and comeBack.
-  explicit DevicePieces(Session& session)
-      : session_(session), space_(session.space()), pieces_(space_.describe()) {}
+  using List = std::shared_ptr<const std::vector<Space::PieceState>>;
+  // Behind takeStock, or adopt and comeBack. list: those of the session, where they are known.
+  explicit DevicePieces(Session& session, List list = nullptr)
+      : session_(session), space_(session.space()), list_(list != nullptr ? std::move(list) : of(session)) {}
+  static List of(Session& session) {
+    return std::make_shared<const std::vector<Space::PieceState>>(session.space().describe());
+  }
   ~DevicePieces();
   DevicePieces(const DevicePieces&) = delete;
   DevicePieces& operator=(const DevicePieces&) = delete;
@@ -42,14 +47,14 @@ class DevicePieces {
   // The same, if it is the session's; else null.
   CUcontext ownContext(unsigned device) const;
 
-  const std::vector<Space::PieceState>& all() const { return pieces_; }
+  const std::vector<Space::PieceState>& all() const { return *list_; }
   uint64_t bytes() const { return bytes_; }
   std::string failed(const char* call, CUresult result) const;
 
  private:
   Session& session_;
   Space& space_;
-  const std::vector<Space::PieceState> pieces_;
+  const List list_;
   uint64_t bytes_ = 0;
   CUcontext before_ = nullptr;              // the calling thread's
   std::map<unsigned, CUcontext> contexts_;  // by device of the lease

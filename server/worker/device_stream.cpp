@@ -1,6 +1,7 @@
 #include "server/worker/device_stream.h"
 
 #include <algorithm>
+#include <mutex>
 
 #include "server/worker/part_receiver.h"
 
@@ -15,6 +16,9 @@ std::string DeviceStream::prepare(std::shared_ptr<transport::SharedMemory> memor
   if (std::string why = pieces_.prepare(); !why.empty()) return why;
   if (pieces_.bytes() == 0) return "";
   try {
+    // One after the other: whether there is memory is looked at before it is taken.
+    static std::mutex creating;
+    const std::lock_guard lock(creating);
     if (memory == nullptr)
       memory =
           transport::SharedMemory::create(std::min<uint64_t>(pieces_.bytes(), 2 * StateSocket::kPartBytes));
@@ -35,12 +39,13 @@ DeviceStream::~DeviceStream() {
 
 DeviceStream::Part DeviceStream::cut(size_t buffer) {
   Part part = cutAny(buffer);
-  while (!part.ranges.empty() && number_++ % shares_ != share_) part = cutAny(buffer);
+  while (!part.ranges.empty() && part.number % shares_ != share_) part = cutAny(buffer);
   return part;
 }
 
 DeviceStream::Part DeviceStream::cutAny(size_t buffer) {
   Part part;
+  part.number = number_++;
   uint64_t bytes = 0;
   const auto& pieces = pieces_.all();
   while (piece_ < pieces.size() && bytes < StateSocket::kPartBytes) {
@@ -78,10 +83,21 @@ std::string DeviceStream::fill(Part& part) {
   return why;
 }
 
+bool DeviceStream::sayNumber(StateSocket& socket, const Part& part) const {
+  return shares_ == 1 || socket.send(std::as_bytes(std::span(&part.number, 1)));
+}
+
+bool DeviceStream::hearNumber(StateSocket& socket, const Part& part) const {
+  if (shares_ == 1) return true;
+  uint64_t number = 0;
+  if (!socket.receive(std::as_writable_bytes(std::span(&number, 1)))) return false;
+  return number == part.number || socket.fail("the other worker sends another part than is awaited");
+}
+
 std::string DeviceStream::send(StateSocket& socket) {
   if (std::string why = prepare(); !why.empty()) return why;
   std::array<Part, 2> parts;
-  std::future<std::string> filling;  // ends first
+  std::future<std::string> filling;  // ends first, and before `parts`
   const auto fillNext = [&](size_t buffer) {
     parts[buffer] = cut(buffer);
     if (!parts[buffer].ranges.empty()) filling = beside([this, &part = parts[buffer]] { return fill(part); });
@@ -90,7 +106,8 @@ std::string DeviceStream::send(StateSocket& socket) {
   for (size_t buffer = 0; !parts[buffer].ranges.empty(); buffer ^= 1) {
     if (std::string why = filling.get(); !why.empty()) return why;
     fillNext(buffer ^ 1);
-    if (!socket.sendPart(parts[buffer].bytes, parts[buffer].checksum)) return socket.error();
+    if (!sayNumber(socket, parts[buffer]) || !socket.sendPart(parts[buffer].bytes, parts[buffer].checksum))
+      return socket.error();
   }
   return "";
 }
@@ -114,7 +131,7 @@ std::string DeviceStream::receive(StateSocket& socket) {
     if (more && !comparing.full()) {
       Part& next = parts[comparing.next()] = cut(comparing.next());
       more = !next.ranges.empty();
-      if (more && !comparing.receive(next.bytes)) return socket.error();
+      if (more && (!hearNumber(socket, next) || !comparing.receive(next.bytes))) return socket.error();
       continue;
     }
     if (std::string why = comparing.await(); !why.empty()) return why;
@@ -125,16 +142,32 @@ std::string DeviceStream::receive(StateSocket& socket) {
   return "";
 }
 
-std::string sendDevices(Session& session, StateSocket& socket, ParallelSockets& parallel) {
-  return parallel.together(socket, [&](StateSocket& one, size_t share) {
-    return DeviceStream(session, share, parallel.shares()).send(one);
+namespace {
+
+// Both ends come to the same number.
+template <class Transfer>
+std::string dealOut(Session& session, StateSocket& socket, ParallelSockets& parallel, Transfer transfer) {
+  const DevicePieces::List pieces = DevicePieces::of(session);
+  uint64_t bytes = 0;
+  for (const Space::PieceState& piece : *pieces) bytes += piece.bytes;
+  const size_t parts = std::max<uint64_t>(1, (bytes + StateSocket::kPartBytes - 1) / StateSocket::kPartBytes);
+  const size_t shares = std::min<size_t>(parallel.shares(), parts);
+  return parallel.together(socket, shares, [&](StateSocket& one, size_t share) {
+    DeviceStream stream(session, pieces, share, shares);
+    return transfer(stream, one);
   });
 }
 
+}  // namespace
+
+std::string sendDevices(Session& session, StateSocket& socket, ParallelSockets& parallel) {
+  return dealOut(session, socket, parallel,
+                 [](DeviceStream& stream, StateSocket& one) { return stream.send(one); });
+}
+
 std::string receiveDevices(Session& session, StateSocket& socket, ParallelSockets& parallel) {
-  return parallel.together(socket, [&](StateSocket& one, size_t share) {
-    return DeviceStream(session, share, parallel.shares()).receive(one);
-  });
+  return dealOut(session, socket, parallel,
+                 [](DeviceStream& stream, StateSocket& one) { return stream.receive(one); });
 }
 
 }  // namespace gpupool::server

@@ -3,7 +3,7 @@
 // as one run of bytes in parts (StateSocket). Two buffers of host memory take turns, so that one is on the
 // wire while the other one is copied and its checksum made; nothing else is held. Parts that come through
 // shared memory are copied to the device from there. Everything stands still. Over parallel connections
-// (parallel_sockets.h) each carries every so-manieth part.
+// (parallel_sockets.h) each carries every so-manieth part, behind its number (8 bytes).
 //
 // Belongs to one thread, which has the same context current before and behind it.
 
@@ -22,8 +22,9 @@ class DeviceStream {
  public:
   // Behind takeStock, or adopt and comeBack. Of `shares` connections one: the parts whose numbers leave the
   // rest `share`.
-  explicit DeviceStream(Session& session, size_t share = 0, size_t shares = 1)
-      : session_(session), pieces_(session), share_(share), shares_(shares) {}
+  explicit DeviceStream(Session& session, DevicePieces::List pieces = nullptr, size_t share = 0,
+                        size_t shares = 1)
+      : session_(session), pieces_(session, std::move(pieces)), share_(share), shares_(shares) {}
   ~DeviceStream();
   DeviceStream(const DeviceStream&) = delete;
   DeviceStream& operator=(const DeviceStream&) = delete;
@@ -40,6 +41,7 @@ class DeviceStream {
     uint64_t offset = 0, bytes = 0;
   };
   struct Part {
+    uint64_t number = 0;
     std::vector<Range> ranges;
     std::span<std::byte> bytes;
     Checksum checksum{};
@@ -51,12 +53,15 @@ class DeviceStream {
   Part cutAny(size_t buffer);
   std::string fill(Part& part);  // from the device
   std::string copy(const Part& part, std::byte* at, bool out);
+  // Where parts are dealt out: false, and the socket's error, if it is another one.
+  bool sayNumber(StateSocket& socket, const Part& part) const;
+  bool hearNumber(StateSocket& socket, const Part& part) const;
 
   Session& session_;
   DevicePieces pieces_;
   const size_t share_, shares_;
-  size_t number_ = 0;  // of the next part
-  size_t piece_ = 0;   // where it begins
+  uint64_t number_ = 0;  // of the next part
+  size_t piece_ = 0;     // where it begins
   uint64_t offset_ = 0;
   std::shared_ptr<transport::SharedMemory> buffers_;  // registered with the driver
 };

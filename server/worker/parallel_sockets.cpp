@@ -8,8 +8,8 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <future>
 #include <span>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -23,8 +23,9 @@ using Clock = std::chrono::steady_clock;
 
 constexpr unsigned kMost = 7, kCoresForOne = 4;
 constexpr int kPollMs = 20;
-constexpr size_t kStrangers = 32;  // who have connected, and not said the secret
-constexpr std::chrono::seconds kConnects{1}, kComes{10};
+constexpr size_t kStrangers = 32;  // who have connected, and not greeted
+constexpr std::chrono::seconds kConnects{1};
+constexpr uint16_t kFirstPort = 1024;
 
 std::atomic<int> wantedInstead{-1};
 
@@ -46,14 +47,30 @@ bool isReady(int socket, short events) {
   return poll(&waiting, 1, kPollMs) > 0;
 }
 
-// True: it has said the secret. Else it is dropped, unless it has said nothing yet.
-bool saysSecret(Descriptor& stranger, const ParallelSockets::Secret& secret) {
-  ParallelSockets::Secret said{};
-  const ssize_t got = recv(stranger, said.data(), said.size(), MSG_DONTWAIT);
-  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return false;
-  if (got == static_cast<ssize_t>(said.size()) && equalConstantTime(said, secret)) return true;
-  stranger = Descriptor();
-  return false;
+struct Stranger {
+  Descriptor socket;
+  // Its greeting, when all of it is there. It is dropped if it has gone, or says something else.
+  std::optional<uint64_t> number(const ParallelSockets::Secret& secret) {
+    ParallelSockets::Greeting said;
+    const ssize_t got = recv(socket, &said, sizeof said, MSG_DONTWAIT | MSG_PEEK);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return std::nullopt;
+    if (got > 0 && got < static_cast<ssize_t>(sizeof said)) return std::nullopt;
+    const bool greets = got == static_cast<ssize_t>(sizeof said) &&
+                        recv(socket, &said, sizeof said, MSG_DONTWAIT) == got &&
+                        said.magic == ParallelSockets::Greeting::kMagic;
+    if (greets && equalConstantTime(said.secret, secret)) return said.number;
+    socket = Descriptor();
+    return std::nullopt;
+  }
+};
+
+// An address of IPv4 may be written as one of IPv6, whatever the system's default for such sockets is.
+Descriptor socketFor(const Address& address) {
+  const int family = address.storage.ss_family;
+  Descriptor made(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const int both = 0;
+  if (made >= 0 && family == AF_INET6) setsockopt(made, IPPROTO_IPV6, IPV6_V6ONLY, &both, sizeof both);
+  return made;
 }
 
 }  // namespace
@@ -75,54 +92,61 @@ std::optional<ParallelSockets::Offer> ParallelSockets::offer(const StateSocket& 
       getsockname(stream.descriptor(), address.any(), &address.length) != 0 || address.port() == nullptr)
     return std::nullopt;
   *address.port() = 0;
-  Descriptor listener(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  Descriptor listener = socketFor(address);
   if (listener < 0 || bind(listener, address.any(), address.length) != 0 ||
       listen(listener, static_cast<int>(kStrangers)) != 0 ||
       getsockname(listener, address.any(), &address.length) != 0) {
-    GPUPOOL_DEBUG("no parallel connections: %s", strerror(errno));
+    GPUPOOL_INFO("no parallel connections: %s", strerror(errno));
     return std::nullopt;
   }
-  randomBytes(secret_);
+  randomBytes(offer.secret);
   offer.port = ntohs(*address.port());
-  offer.secret = secret_;
   listener_ = std::move(listener);
-  return offer;
+  return offered_ = offer;
 }
 
-// The sender has connected all that it tells of: they are in the listener's queue, perhaps behind strangers.
+// In any order, and behind strangers perhaps. What is made may not come: another machine may have answered.
 bool ParallelSockets::accept(StateSocket& stream) {
-  uint64_t connected = 0;
-  if (!stream.receive(std::as_writable_bytes(std::span(&connected, 1)))) return false;
+  uint64_t made = 0;
   const Descriptor listener = std::move(listener_);
-  if (connected > kMost) return stream.fail("the other worker has more connections than were offered");
-  std::vector<Descriptor> strangers;
-  const auto until = Clock::now() + kComes;
-  while (sockets_.size() < connected) {
+  if (!stream.receive(std::as_writable_bytes(std::span(&made, 1)))) return false;
+  if (made > offered_.most) return stream.fail("the other worker has more connections than were offered");
+  std::vector<Stranger> strangers;
+  Sockets came;
+  for (const auto until = Clock::now() + kComes; came.size() < made && Clock::now() < until;) {
     if (stopping_()) return stream.fail("the session is ending");
-    if (Clock::now() > until) return stream.fail("the other worker's connections do not arrive");
-    if (strangers.size() < kStrangers && isReady(listener, POLLIN)) {
+    if (isReady(listener, POLLIN)) {
       Descriptor next(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
-      if (next >= 0) strangers.push_back(std::move(next));
+      if (next < 0) poll(nullptr, 0, kPollMs);  // too many descriptors are open
+      // Whoever holds all places and says nothing lets the others in.
+      if (strangers.size() == kStrangers) strangers.erase(strangers.begin());
+      if (next >= 0) strangers.push_back({std::move(next)});
     }
-    for (Descriptor& stranger : strangers)
-      if (sockets_.size() < connected && saysSecret(stranger, secret_))
-        sockets_.push_back(std::make_unique<StateSocket>(std::move(stranger), stopping_));
-    std::erase_if(strangers, [](const Descriptor& stranger) { return stranger < 0; });
-    // Whoever holds all places and says nothing lets the others in.
-    if (strangers.size() == kStrangers) strangers.erase(strangers.begin());
+    for (Stranger& stranger : strangers)
+      if (const auto number = stranger.number(offered_.secret); number && *number < made)
+        came.try_emplace(*number, std::make_unique<StateSocket>(std::move(stranger.socket), stopping_));
+    std::erase_if(strangers, [](const Stranger& stranger) { return stranger.socket < 0; });
   }
-  return true;
+  uint64_t numbers = 0;
+  for (const auto& [number, socket] : came) numbers |= uint64_t{1} << number;
+  take(came, numbers);
+  return stream.send(std::as_bytes(std::span(&numbers, 1)));
+}
+
+void ParallelSockets::take(Sockets& from, uint64_t numbers) {
+  for (auto& [number, socket] : from)
+    if ((numbers >> number & 1) != 0) sockets_.push_back(std::move(socket));
 }
 
 // ---- the sender
 
-bool ParallelSockets::connectOne(const StateSocket& stream, const Offer& offer,
+bool ParallelSockets::connectOne(const StateSocket& stream, const Offer& offer, Sockets& made,
                                  std::chrono::milliseconds time) {
   Address address;
   if (getpeername(stream.descriptor(), address.any(), &address.length) != 0 || address.port() == nullptr)
     return false;
   *address.port() = htons(offer.port);
-  Descriptor socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  Descriptor socket = socketFor(address);
   if (socket < 0) return false;
   if (::connect(socket, address.any(), address.length) != 0 && errno != EINPROGRESS) return false;
   for (const auto until = Clock::now() + time; !isReady(socket, POLLOUT);)
@@ -131,47 +155,64 @@ bool ParallelSockets::connectOne(const StateSocket& stream, const Offer& offer,
   socklen_t length = sizeof error;
   if (getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &length) != 0 || error != 0) return false;
   auto connected = std::make_unique<StateSocket>(std::move(socket), stopping_);
-  if (!connected->send(offer.secret)) return false;
-  sockets_.push_back(std::move(connected));
+  Greeting greeting;
+  greeting.number = made.size();
+  greeting.secret = offer.secret;
+  if (!connected->send(std::as_bytes(std::span(&greeting, 1)))) return false;
+  made.emplace(greeting.number, std::move(connected));
   return true;
 }
 
+// What it is told is not believed: no port of a service, and no more than it wants.
 bool ParallelSockets::connect(StateSocket& stream, const Offer& offer) {
   const auto until = Clock::now() + kConnects;
   const auto left = [&] { return std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()); };
-  for (size_t most = std::min<size_t>(offer.most, kMost); sockets_.size() < most;)
-    if (left().count() <= 0 || !connectOne(stream, offer, left())) break;
-  if (offer.most != 0 && sockets_.empty())
-    GPUPOOL_INFO("the other worker is reached by one connection only: its port %u does not answer",
-                 offer.port);
-  const uint64_t connected = sockets_.size();
-  return stream.send(std::as_bytes(std::span(&connected, 1)));
+  const size_t most = offer.port < kFirstPort ? 0 : std::min<size_t>({offer.most, wanted(), kMost});
+  Sockets made;
+  while (made.size() < most && left().count() > 0 && connectOne(stream, offer, made, left())) {
+  }
+  const uint64_t count = made.size();
+  uint64_t numbers = 0;
+  if (!stream.send(std::as_bytes(std::span(&count, 1))) ||
+      !stream.receive(std::as_writable_bytes(std::span(&numbers, 1))))
+    return false;
+  take(made, numbers);
+  if (most != 0 && sockets_.empty())
+    GPUPOOL_INFO("the other worker is reached by one connection only: not at its port %u", offer.port);
+  return true;
 }
 
 // ---- both
 
-std::string ParallelSockets::together(StateSocket& stream, const Work& work) {
+std::string ParallelSockets::together(StateSocket& stream, size_t shares, const Work& work) {
   std::atomic<bool> over{false};
   std::string first;
   bool onTheWire = false;  // the other end may say why
-  const auto share = [&](StateSocket& socket, size_t number) {
-    const std::string why = work(socket, number);
-    if (why.empty() || over.exchange(true)) return;
+  const auto fails = [&](const std::string& why, const StateSocket& socket) {
+    if (over.exchange(true)) return;
     first = why;
     onTheWire = !socket.error().empty();
     // The other end may wait for any of them; on the stream it is told.
     for (const auto& one : sockets_) shutdown(one->descriptor(), SHUT_RDWR);
   };
-  std::vector<std::future<void>> others;
-  stream.endWith(&over);
-  for (const auto& socket : sockets_) socket->endWith(&over);
-  for (size_t i = 0; i < sockets_.size(); ++i)
-    others.push_back(std::async(std::launch::async | std::launch::deferred,
-                                [&share, this, i] { share(*sockets_[i], i + 1); }));
-  share(stream, 0);
-  for (auto& other : others) other.get();
-  stream.endWith(nullptr);
-  for (const auto& socket : sockets_) socket->endWith(nullptr);
+  const auto share = [&](StateSocket& socket, size_t number) {
+    socket.endWith(&over);
+    try {
+      if (const std::string why = work(socket, number); !why.empty()) fails(why, socket);
+    } catch (const std::exception& error) {
+      fails(error.what(), socket);
+    }
+    socket.endWith(nullptr);
+  };
+  std::vector<std::thread> others;
+  try {
+    for (size_t i = 1; i < shares; ++i)
+      others.emplace_back([&share, this, i] { share(*sockets_[i - 1], i); });
+    share(stream, 0);
+  } catch (const std::system_error& error) {
+    fails(std::string("no threads for the connections: ") + error.what(), stream);
+  }
+  for (std::thread& other : others) other.join();
   if (!over) return "";
   stream.forgetError();
   if (onTheWire) stream.fail(first);

@@ -373,7 +373,9 @@ std::string Rebuild::receiveMemory(Session& session) {
   };
   bool received = receive(*session.views().words()) && receive(*session.views().staging());
   for (const auto& [address, memory] : session.space().hostPieces()) received = received && receive(*memory);
-  return received ? receiveDevices(session, socket_, state_->parallel) : socket_.error();
+  const std::string why = received ? receiveDevices(session, socket_, state_->parallel) : socket_.error();
+  state_->parallel.close();
+  return why;
 }
 
 // The program runs meanwhile, and may ask for the memory that is free.

@@ -41,9 +41,9 @@
 // answers, and nothing follows.
 //
 // The first record says how many connections the old worker can use beside the stream
-// (SessionRecord.parallel). If the new one can too, it makes an offer (ParallelSockets) behind the names, and
-// the old one says how many it has connected (8 bytes) before it sends images. Parts of the device memory are
-// dealt out to them and the stream, one by one; all else goes on the stream.
+// (SessionRecord.parallel). If the new one can too, it makes an offer behind the names, and both agree on
+// some before images are sent (parallel_sockets.h). Parts of the device memory are dealt out to these and the
+// stream, in turns; all else goes on the stream.
 //
 // An answer is one block: empty, all is well; or why the session cannot be rebuilt, for people, and it is the
 // last. The staging memory's bytes count: a program may stand between a copy into it and the read of them.

@@ -174,7 +174,8 @@ class Space {
   // Registered in the next context that becomes current. descriptor: -1: fresh memory. False: it does not fit
   // the arena, or there is none.
   bool adoptHost(uint64_t address, int descriptor, size_t bytes);
-  // An address at which the piece's own device reads and writes it, until closePiece: one of its mappings, or
+  // An address at which the piece's own device reads and writes it, until closePiece, which comes as often as
+  // this, on any threads: one of its mappings, or
   // one made for this where all of them are closed to it.
   CUresult openPiece(size_t index, CUdeviceptr& address);
   void closePiece(size_t index, CUdeviceptr address);
@@ -259,6 +260,11 @@ class Space {
   std::map<uint64_t, HostPiece> host_;
   std::mutex offering_;  // one offer at a time; taken before mapping_
   uint64_t nextOffered_ = 1;
+  struct OpenAside {
+    CUdeviceptr address = 0;
+    size_t users = 0;
+  };
+  std::map<size_t, OpenAside> openAside_;  // by piece; under mapping_
   std::mutex asideMutex_;
   CUdeviceptr aside_ = 0;  // what mapAside takes
   uint64_t asideBytes_ = 0, asideUsed_ = 0;

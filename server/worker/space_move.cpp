@@ -79,7 +79,14 @@ CUresult Space::openPiece(size_t index, CUdeviceptr& address) {
         (access != mapping.access.end() && access->second == CU_MEM_ACCESS_FLAGS_PROT_READWRITE))
       return CUDA_SUCCESS;
   }
-  return mapAside(physical.device, physical.handle, physical.bytes, address);
+  OpenAside& open = openAside_[index];
+  if (open.users == 0) {
+    const CUresult result = mapAside(physical.device, physical.handle, physical.bytes, open.address);
+    if (result != CUDA_SUCCESS) return result;
+  }
+  ++open.users;
+  address = open.address;
+  return CUDA_SUCCESS;
 }
 
 // A part of a window: under ThreadSanitizer, where windows have 32 GiB, as much again leaves too little.
@@ -91,7 +98,7 @@ void Space::reserveAside() {
   aside_ = asideBytes_ = 0;
 }
 
-// One behind the other, and from the front again: what lies there still is long over, or the mapping fails.
+// One behind the other, and from the front again: what lay there is over by then, or the mapping fails.
 CUdeviceptr Space::takeAside(size_t bytes) {
   std::lock_guard lock(asideMutex_);
   if (bytes > asideBytes_) return 0;
@@ -125,7 +132,8 @@ bool Space::staysOpen(size_t index, CUdeviceptr address) const {
 void Space::closePiece(size_t index, CUdeviceptr address) {
   if (staysOpen(index, address)) return;
   std::lock_guard order(mapping_);
-  unmapAside(address, stock_.at(index).physical->bytes);
+  OpenAside& open = openAside_.at(index);
+  if (--open.users == 0) unmapAside(open.address, stock_.at(index).physical->bytes);
 }
 
 std::map<uint64_t, std::shared_ptr<transport::SharedMemory>> Space::hostPieces() const {

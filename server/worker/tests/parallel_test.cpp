@@ -7,8 +7,9 @@
 #include <atomic>
 #include <cstring>
 #include <memory>
-#include <set>
+#include <stdexcept>
 #include <thread>
+#include <vector>
 
 #include "server/worker/parallel_sockets.h"
 #include "server/worker/tests/connection.h"
@@ -35,6 +36,15 @@ int dial(uint16_t port) {
   return stranger;
 }
 
+std::string sendNumber(StateSocket& socket, size_t share) {
+  const uint64_t number = 100 + share;
+  return socket.send(std::as_bytes(std::span(&number, 1))) ? "" : socket.error();
+}
+
+std::string receiveNumber(StateSocket& socket, uint64_t& number) {
+  return socket.receive(std::as_writable_bytes(std::span(&number, 1))) ? "" : socket.error();
+}
+
 // Both ends of a stream over TCP, and their parallel connections.
 struct Ends {
   Ends() {
@@ -54,23 +64,23 @@ struct Ends {
   std::pair<std::string, std::string> together(const ParallelSockets::Work& sends,
                                                const ParallelSockets::Work& receives) {
     std::string sent;
-    std::thread other([&] { sent = out.together(*sender, sends); });
-    const std::string received = in.together(*receiver, receives);
+    std::thread other([&] { sent = out.together(*sender, out.shares(), sends); });
+    const std::string received = in.together(*receiver, in.shares(), receives);
     other.join();
     return {sent, received};
+  }
+  void haveTheSame() {
+    REQUIRE(in.shares() == out.shares());
+    std::vector<uint64_t> came(in.shares());
+    const auto [sent, received] = together(
+        &sendNumber, [&](StateSocket& socket, size_t share) { return receiveNumber(socket, came[share]); });
+    CHECK(sent == "");
+    CHECK(received == "");
+    for (size_t i = 0; i < came.size(); ++i) CHECK(came[i] == 100 + i);
   }
   std::unique_ptr<StateSocket> sender, receiver;
   ParallelSockets out{never}, in{never};
 };
-
-std::string sendNumber(StateSocket& socket, size_t share) {
-  const uint64_t number = 100 + share;
-  return socket.send(std::as_bytes(std::span(&number, 1))) ? "" : socket.error();
-}
-
-std::string receiveNumber(StateSocket& socket, uint64_t& number) {
-  return socket.receive(std::as_writable_bytes(std::span(&number, 1))) ? "" : socket.error();
-}
 
 }  // namespace
 
@@ -78,14 +88,7 @@ TEST_CASE("parallel sockets: each share has a connection of its own, the same at
   Ends ends;
   ends.connect();
   CHECK(ends.out.shares() == kBeside + 1);
-  REQUIRE(ends.in.shares() == kBeside + 1);
-  uint64_t came[kBeside + 1] = {};
-  const auto [sent, received] = ends.together(
-      &sendNumber, [&](StateSocket& socket, size_t share) { return receiveNumber(socket, came[share]); });
-  CHECK(sent == "");
-  CHECK(received == "");
-  CHECK(std::set<uint64_t>(std::begin(came), std::end(came)).size() == kBeside + 1);
-  CHECK(came[0] == 100);  // the stream's
+  ends.haveTheSame();
 }
 
 TEST_CASE("parallel sockets: the smaller number counts, and none where the sender wants none") {
@@ -105,27 +108,66 @@ TEST_CASE("parallel sockets: whoever does not know the secret is not taken for t
   std::vector<Descriptor> strangers;
   for (int i = 0; i < 20; ++i) {
     strangers.emplace_back(dial(offer->port));
-    ParallelSockets::Secret wrong = offer->secret;
-    wrong[i % wrong.size()] ^= std::byte{1};
-    const size_t bytes = i % 3 == 0 ? 0 : i % 3 == 1 ? 5 : wrong.size();  // silent, or lying
-    REQUIRE(send(strangers.back(), wrong.data(), bytes, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes));
+    ParallelSockets::Greeting wrong;
+    wrong.secret = offer->secret;
+    wrong.number = i % kBeside;
+    if (i % 2 == 0)
+      wrong.secret[i % wrong.secret.size()] ^= std::byte{1};
+    else
+      wrong.magic ^= 1;
+    const size_t bytes = i % 3 == 0 ? 0 : i % 3 == 1 ? 5 : sizeof wrong;  // silent, or lying
+    REQUIRE(send(strangers.back(), &wrong, bytes, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes));
   }
   std::thread other([&] { CHECK(ends.out.connect(*ends.sender, *offer)); });
   CHECK(ends.in.accept(*ends.receiver));
   other.join();
+  ends.haveTheSame();
+}
+
+// As over a network, where one is late, or comes in pieces, or twice.
+TEST_CASE("parallel sockets: connections are told apart by their numbers, in whatever order they come") {
+  Ends ends;
+  const auto offer = ends.in.offer(*ends.receiver, kBeside);
+  REQUIRE(offer);
+  std::vector<std::unique_ptr<StateSocket>> made;
+  for (unsigned i = 0; i < kBeside; ++i)
+    made.push_back(std::make_unique<StateSocket>(Descriptor(dial(offer->port)), never));
+  StateSocket twice(Descriptor(dial(offer->port)), never), wild(Descriptor(dial(offer->port)), never);
+  const auto greet = [&](StateSocket& socket, uint64_t number, size_t from, size_t bytes) {
+    ParallelSockets::Greeting greeting;
+    greeting.number = number;
+    greeting.secret = offer->secret;
+    REQUIRE(socket.send(std::as_bytes(std::span(&greeting, 1)).subspan(from, bytes)));
+  };
+  std::thread other([&] { CHECK(ends.in.accept(*ends.receiver)); });
+  const uint64_t count = kBeside;
+  REQUIRE(ends.sender->send(std::as_bytes(std::span(&count, 1))));
+  greet(*made[0], 0, 0, 7);
+  greet(*made[2], 2, 0, sizeof(ParallelSockets::Greeting));
+  greet(wild, kBeside, 0, sizeof(ParallelSockets::Greeting));
+  std::this_thread::sleep_for(100ms);
+  greet(twice, 2, 0, sizeof(ParallelSockets::Greeting));
+  greet(*made[1], 1, 0, sizeof(ParallelSockets::Greeting));
+  std::this_thread::sleep_for(100ms);
+  greet(*made[0], 0, 7, sizeof(ParallelSockets::Greeting) - 7);
+  other.join();
+  uint64_t numbers = 0;
+  REQUIRE(ends.sender->receive(std::as_writable_bytes(std::span(&numbers, 1))));
+  CHECK(numbers == 0b111);
+  for (unsigned i = 0; i < kBeside; ++i) CHECK(sendNumber(*made[i], i + 1).empty());
+  CHECK(sendNumber(*ends.sender, 0).empty());
   uint64_t came[kBeside + 1] = {};
-  const auto [sent, received] = ends.together(
-      &sendNumber, [&](StateSocket& socket, size_t share) { return receiveNumber(socket, came[share]); });
-  CHECK(sent == "");
-  CHECK(received == "");
-  for (const uint64_t number : came) CHECK(number >= 100);
+  CHECK(ends.in.together(*ends.receiver, kBeside + 1, [&](StateSocket& socket, size_t share) {
+    return receiveNumber(socket, came[share]);
+  }) == "");
+  for (unsigned i = 0; i <= kBeside; ++i) CHECK(came[i] == 100 + i);
 }
 
 TEST_CASE("parallel sockets: where the port does not answer, the stream carries all") {
   Ends ends;
   auto offer = ends.in.offer(*ends.receiver, kBeside);
   REQUIRE(offer);
-  {
+  SECTION("nobody listens there") {
     const auto [mine, theirs] = connection();
     sockaddr_in address{};
     socklen_t length = sizeof address;
@@ -134,18 +176,39 @@ TEST_CASE("parallel sockets: where the port does not answer, the stream carries 
     close(mine);
     close(theirs);
   }
-  CHECK(ends.out.connect(*ends.sender, *offer));
+  SECTION("it is a service's") { offer->port = 22; }
+  std::thread other([&] { CHECK(ends.out.connect(*ends.sender, *offer)); });
   CHECK(ends.in.accept(*ends.receiver));
+  other.join();
   CHECK(ends.out.shares() == 1);
   CHECK(ends.in.shares() == 1);
 }
 
-TEST_CASE(
-    "parallel sockets: a sender that names connections which do not come is not waited for without end") {
+// A proxy, or another machine with that address, may have taken them.
+TEST_CASE("parallel sockets: connections that do not come are done without, by both ends") {
+  Ends ends;
+  const auto offer = ends.in.offer(*ends.receiver, kBeside);
+  REQUIRE(offer);
+  Ends elsewhere;
+  const auto other = elsewhere.in.offer(*elsewhere.receiver, kBeside);
+  REQUIRE(other);
+  auto astray = *offer;
+  astray.port = other->port;
+  std::thread sender([&] { CHECK(ends.out.connect(*ends.sender, astray)); });
+  const auto began = std::chrono::steady_clock::now();
+  CHECK(ends.in.accept(*ends.receiver));
+  CHECK(std::chrono::steady_clock::now() - began >= ParallelSockets::kComes);
+  sender.join();
+  CHECK(ends.out.shares() == 1);
+  CHECK(ends.in.shares() == 1);
+  ends.haveTheSame();
+}
+
+TEST_CASE("parallel sockets: a sender that lies, or ends, is not waited for") {
   Ends ends;
   REQUIRE(ends.in.offer(*ends.receiver, kBeside));
-  SECTION("more than any") {
-    const uint64_t many = 1'000'000;
+  SECTION("more than were offered") {
+    const uint64_t many = kBeside + 1;
     REQUIRE(ends.sender->send(std::as_bytes(std::span(&many, 1))));
     CHECK_FALSE(ends.in.accept(*ends.receiver));
     CHECK(ends.receiver->error() == "the other worker has more connections than were offered");
@@ -155,6 +218,22 @@ TEST_CASE(
     CHECK_FALSE(ends.in.accept(*ends.receiver));
     CHECK(ends.receiver->error() == kOtherEnded);
   }
+}
+
+TEST_CASE("parallel sockets: an exception in one share ends all of them") {
+  Ends ends;
+  ends.connect();
+  const auto [sent, received] = ends.together(
+      [](StateSocket&, size_t share) -> std::string {
+        if (share == 2) throw std::runtime_error("no memory");
+        return "";
+      },
+      [](StateSocket& socket, size_t) {
+        uint64_t number = 0;
+        return receiveNumber(socket, number);
+      });
+  CHECK(sent == "no memory");
+  CHECK(received == kOtherEnded);
 }
 
 // The others wait for bytes that do not come, or send what nobody takes.
@@ -179,10 +258,10 @@ TEST_CASE("parallel sockets: when one share fails at either end, all end, and th
   };
   std::string sent;
   std::thread other([&] {
-    sent = ends.out.together(*ends.sender, work(atSender, true));
+    sent = ends.out.together(*ends.sender, ends.out.shares(), work(atSender, true));
     if (!sent.empty() && atSender) ends.sender = nullptr;  // as a worker that gives up does
   });
-  const std::string received = ends.in.together(*ends.receiver, work(!atSender, false));
+  const std::string received = ends.in.together(*ends.receiver, ends.in.shares(), work(!atSender, false));
   if (!atSender) ends.receiver->answer(received);
   other.join();
   if (atSender) {

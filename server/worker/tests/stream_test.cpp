@@ -33,6 +33,7 @@ constexpr char kStateVariable[] = "GPUPOOL_TEST_STATE", kReportVariable[] = "GPU
 constexpr char kRoomVariable[] = "GPUPOOL_TEST_ROOM";
 constexpr char kElsewhereVariable[] = "GPUPOOL_TEST_ELSEWHERE";  // its driver places variables elsewhere
 constexpr char kFullVariable[] = "GPUPOOL_TEST_FULL";            // its device has little memory left
+constexpr char kFailsVariable[] = "GPUPOOL_TEST_FAILS";  // its driver's copies fail, but for the first one
 constexpr char kForgetsVariable[] =
     "GPUPOOL_TEST_FORGETS";  // its driver does not copy all that it is told to
 
@@ -264,6 +265,11 @@ TEST_CASE("stream: the other worker", "[.]") {
     const_cast<Driver&>(softDriver()).cuMemcpyHtoD_v2 = [](CUdeviceptr to, const void* from, size_t bytes) {
       return copyIn(to, from, bytes > kMiB ? bytes - 8 : bytes);
     };
+  if (std::getenv(kFailsVariable) != nullptr)
+    const_cast<Driver&>(softDriver()).cuMemcpyHtoD_v2 = [](CUdeviceptr to, const void* from, size_t bytes) {
+      static std::atomic<int> large{0};
+      return bytes > kMiB && large++ != 0 ? CUDA_ERROR_LAUNCH_FAILED : copyIn(to, from, bytes);
+    };
   if (std::getenv(kFullVariable) != nullptr)
     const_cast<Driver&>(softDriver()).cuMemGetInfo_v2 = [](size_t* free, size_t* all) {
       *free = kMiB, *all = 1024 * kMiB;
@@ -362,6 +368,36 @@ TEST_CASE("stream: where tests compare contents, a session whose memory is other
   CHECK(contains(mover.move(mine).error, "the contents differ: device memory, part 0 is not what it was"));
   CHECK(contains(next.report(), "not rebuilt: the contents differ"));
   CHECK(picture(*program.client.session) == here);
+}
+
+// Of 36 MiB, three parts, over the stream and one more connection, or three.
+TEST_CASE("stream: where a copy fails at either end, the session goes on here, and the reason is told") {
+  Program& program = theProgram();
+  Mover mover(program.client);
+  const std::string here = picture(*program.client.session);
+  {
+    const auto [mine, theirs] = connection();
+    setenv(kFailsVariable, "1", 1);
+    Next next(theirs);
+    unsetenv(kFailsVariable);
+    CHECK(contains(mover.move(mine).error, "cuMemcpyHtoD gives"));
+    CHECK(contains(next.report(), "not rebuilt: the session's device memory cannot be copied: cuMemcpyHtoD"));
+  }
+  {
+    auto& driver = const_cast<Driver&>(softDriver());
+    static const auto copyOut = driver.cuMemcpyDtoH_v2;
+    static std::atomic<int> large{0};
+    driver.cuMemcpyDtoH_v2 = [](void* to, CUdeviceptr from, size_t bytes) {
+      return bytes > kMiB && large++ == 1 ? CUDA_ERROR_LAUNCH_FAILED : copyOut(to, from, bytes);
+    };
+    const auto [mine, theirs] = connection();
+    Next next(theirs);
+    CHECK(contains(mover.move(mine).error, "cuMemcpyDtoH gives"));
+    driver.cuMemcpyDtoH_v2 = copyOut;
+    CHECK(contains(next.report(), "not rebuilt: the other worker has ended"));
+  }
+  CHECK(picture(*program.client.session) == here);
+  program.run(ROW("sessionDrain"), Arguments().value(0).value(1));
 }
 
 TEST_CASE("stream: whatever is damaged or missing on the way, the session goes on here") {
