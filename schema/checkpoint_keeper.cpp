@@ -193,6 +193,7 @@ kj::Promise<void> CheckpointKeeper::bring(const Open& open, const Next& wish) {
     opening.epoch = wish.epoch;
     opening.pid = wish.pid;
     opening.command = wish.command;
+    opening.transport = wish.transport;  // the session's, whatever this connection goes over
     if (wish.rowsHash != 0) opening.rowsHash = wish.rowsHash;
     opening.brings = [kept, wish](SessionCheckpoint::Builder to) {
       to.setNumber(1);

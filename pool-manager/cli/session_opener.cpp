@@ -140,7 +140,7 @@ kj::Promise<kj::Own<kj::AsyncIoStream>> openWithout(
   fill(*opening);
   return kj::evalNow([&] { return connectServer(io, lease.server, transport); })
       .then([opening = kj::mv(opening)](ServerConnection&& connection) mutable {
-        opening->transport = connection.transport;
+        if (opening->transport.empty()) opening->transport = connection.transport;
         auto stream = kj::mv(connection.stream);
         auto answered = schema::openSession(*stream, *opening);
         return answered.then([stream = kj::mv(stream),

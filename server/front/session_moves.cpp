@@ -110,20 +110,28 @@ kj::Promise<MoveAnswer> SessionTable::orderMove(Session& old, uint64_t epoch, co
     if (old.text.empty() && !old.copies) old.text = "its worker took no order any more";
     old.worker->kill();
   }
-  auto late = timer_.afterDelay(means.bound).then([this, number = old.number] { return moveLate(number); });
+  auto late = isStuckBefore(old.number, timer_.now() + means.bound, timer_.now())
+                  .then([this, number = old.number](bool stuck) { return moveLate(number, stuck); });
   // Its end is an answer, by `conclude`.
   auto never = late.then([]() -> kj::Promise<MoveAnswer> { return kj::NEVER_DONE; });
   return pair.promise.exclusiveJoin(kj::mv(never));
 }
 
-kj::Promise<void> SessionTable::moveLate(uint64_t number) {
+kj::Promise<void> SessionTable::moveLate(uint64_t number, bool stuck) {
   Session* session = find(number);
   if (session == nullptr || session->moved.get() == nullptr) return kj::READY_NOW;
   const std::string why = "the session's worker did not answer the order to be moved";
-  GPUPOOL_ERROR("worker %d did not answer the order to be moved in its time: it is ended",
-                session->worker->pid());
+  if (!stuck)
+    GPUPOOL_ERROR("worker %d did not answer the order to be moved in its time: it is ended",
+                  session->worker->pid());
   const Session* other = next(number);
   const bool isHere = other == nullptr || other->client.get() < 0 || other->exit;
+  if (stuck) {
+    const std::string hangs = killStuck(*session);
+    if (isHere && session->toServer.empty())
+      std::exchange(session->moved, nullptr)->fulfill(MoveAnswer{.error = hangs});
+    return kj::READY_NOW;
+  }
   if (isHere && session->toServer.empty()) return end(*session, why);
   // Its client may be with the next worker. Told to stop, this one would tell it that the session is over.
   if (session->text.empty()) session->text = why;

@@ -110,16 +110,50 @@ kj::Promise<Outcome> SessionTable::order(Session& session, capnp::MessageBuilder
 
 kj::Promise<Outcome> SessionTable::answerWithin(kj::Promise<Outcome> answer, uint64_t number,
                                                 const char* what, kj::Duration bound) {
-  auto late = timer_.afterDelay(bound).then([this, what, number] {
-    Session* slow = find(number);
-    if (slow == nullptr) return kj::Promise<void>(kj::READY_NOW);
-    GPUPOOL_ERROR("worker %d did not answer the order %s in its time: its session is ended",
-                  slow->worker->pid(), what);
-    return end(*slow, std::string("the session's worker did not answer the order ") + what);
-  });
+  auto late =
+      isStuckBefore(number, timer_.now() + bound, timer_.now()).then([this, what, number](bool stuck) {
+        Session* slow = find(number);
+        if (slow == nullptr) return kj::Promise<void>(kj::READY_NOW);
+        if (stuck && slow->answer.get() != nullptr) {
+          const std::string why = killStuck(*slow);
+          slow->answer->fulfill(Outcome{.error = why});
+          slow->answer = nullptr;
+          return kj::Promise<void>(kj::READY_NOW);
+        }
+        GPUPOOL_ERROR("worker %d did not answer the order %s in its time: its session is ended",
+                      slow->worker->pid(), what);
+        return end(*slow, std::string("the session's worker did not answer the order ") + what);
+      });
   // Its end is an outcome, by `finish`.
   auto never = late.then([]() -> kj::Promise<Outcome> { return kj::NEVER_DONE; });
   return answer.exclusiveJoin(kj::mv(never));
+}
+
+kj::Promise<bool> SessionTable::isStuckBefore(uint64_t number, kj::TimePoint until, kj::TimePoint read) {
+  constexpr int kLooks = 6;
+  Session* session = find(number);
+  if (session == nullptr) return false;
+  const kj::TimePoint now = timer_.now();
+  if (session->worker->hasRead()) {
+    read = now;
+    session->worker->probe();
+  }
+  if (now - read >= bounds_.reads) return true;
+  if (now >= until) return false;
+  return timer_.afterDelay(std::min(bounds_.reads / kLooks, until - now)).then([this, number, until, read] {
+    return isStuckBefore(number, until, read);
+  });
+}
+
+// It would neither end nor go on. What it has of the devices is free with it.
+std::string SessionTable::killStuck(Session& session) const {
+  const std::string why = "its worker (process " + std::to_string(session.worker->pid()) +
+                          ") is stopped or hangs: it has read nothing for " +
+                          std::to_string(bounds_.reads / kj::SECONDS) + " s, and is ended";
+  GPUPOOL_ERROR("session %s: %s", session.facts.session.text().c_str(), why.c_str());
+  if (session.text.empty()) session.text = "the session's worker was stopped or hung";
+  session.worker->kill();
+  return why;
 }
 
 kj::Promise<Outcome> SessionTable::settled(uint64_t number, kj::Duration bound) {

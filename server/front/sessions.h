@@ -91,6 +91,8 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   struct Bounds {
     kj::Duration stop = 2 * kj::SECONDS;   // from the order to SIGKILL
     kj::Duration exit = 10 * kj::SECONDS;  // from the worker's own report to SIGKILL
+    // Of a worker that has an order: until what it has left unread says that it is stopped, or hangs.
+    kj::Duration reads = 30 * kj::SECONDS;
     // Of a session that comes from another server: until its worker has rebuilt it, and from then until its
     // client comes. Its state socket ends where the other server does; these are for one that says nothing
     // any more.
@@ -357,6 +359,10 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
                              std::span<const int> descriptors, bool toSuspend, kj::Duration bound);
   kj::Promise<Outcome> answerWithin(kj::Promise<Outcome> answer, uint64_t number, const char* what,
                                     kj::Duration bound);
+  // Resolves at that time, or, with true, when the session's worker has read nothing for Bounds::reads.
+  // read: when it had read all. Also when the session is no more.
+  kj::Promise<bool> isStuckBefore(uint64_t number, kj::TimePoint until, kj::TimePoint read);
+  std::string killStuck(Session& session) const;  // why, for people
   void answered(Session& session, schema::SuspendReport::Reader report);
   kj::Promise<void> end(Session& session, const std::string& reason);
   void leaveAtOnce(Session& session, const std::string& reason);
@@ -380,7 +386,7 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   void takeOver(Session& old, Session& next);
   // The session does not come to its next worker. Resolves when that is gone.
   kj::Promise<void> drop(Session& next, const std::string& reason);
-  kj::Promise<void> moveLate(uint64_t number);
+  kj::Promise<void> moveLate(uint64_t number, bool stuck);
   void serveMemory(Session& session, schema::MemoryRequest::Reader request);
   void serveMemory(Session& session, const Asked& asked);
   bool takeMemory(const Session& session, uint32_t place, uint64_t bytes);

@@ -2,6 +2,8 @@
 
 #include <capnp/message.h>
 #include <capnp/serialize.h>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -115,6 +117,18 @@ bool WorkerChild::sendStop(const std::string& reason) {
   capnp::MallocMessageBuilder message;
   message.initRoot<schema::WorkerOrder>().setStop(reason.empty() ? "stopped" : reason);
   return send(message);
+}
+
+bool WorkerChild::hasRead() const {
+  int unread = 0;
+  return ioctl(socket_, SIOCOUTQ, &unread) != 0 || unread == 0;
+}
+
+// Workers of every build know it. No session has the number 0.
+void WorkerChild::probe() {
+  capnp::MallocMessageBuilder message;
+  message.initRoot<schema::WorkerOrder>().setGone(0);
+  send(message);
 }
 
 void WorkerChild::kill() {

@@ -77,6 +77,10 @@ class WorkerChild {
   // left so many orders unread that it takes no more.
   bool send(capnp::MessageBuilder& order, std::span<const int> descriptors = {});
   bool sendStop(const std::string& reason);
+  // Whether the worker has read all that it was sent.
+  bool hasRead() const;
+  // An order that changes nothing: whether it is read tells whether the worker runs.
+  void probe();
   // SIGKILL to the whole process group. Idempotent.
   void kill();
   // Resolves when the process is gone and reaped; any number of callers.

@@ -20,6 +20,9 @@ SideSettings suspending(std::function<void(Suspension::Settings&)> adjust,
 }
 
 struct Bench : SessionBench {
+  explicit Bench(SideSettings settings) : SessionBench(std::move(settings)) {
+    REQUIRE(grant(kLease, 1, 4 * kGiB) == "");
+  }
   explicit Bench(std::function<void(Suspension::Settings&)> adjust = {},
                  std::function<void(CopierChild::Settings&)> adjustCopier = {})
       : SessionBench(suspending(std::move(adjust), std::move(adjustCopier))) {
@@ -136,6 +139,26 @@ TEST_CASE("a worker that never answers is ended at the bound, and the order goes
   CHECK(bench.suspend(10).kept == std::vector<uint64_t>{0, 0});
   CHECK(bench.endText() == "the session's worker did not answer the order to be suspended");
   CHECK(contains(one.hear().wait(bench.io.waitScope), "did not answer the order to be suspended"));
+}
+
+TEST_CASE(
+    "a worker that is stopped holds up an order no longer than it reads nothing, and the others go on") {
+  SideSettings settings;
+  settings.bounds.reads = 600 * kj::MILLISECONDS;
+  Bench bench(settings);
+  Opening one = bench.session(1), two = bench.session(2, "stuck");
+  const pid_t worker = bench.worker(two);
+  REQUIRE(kill(worker, SIGSTOP) == 0);
+  const std::string said = bench.suspendFails();
+  CHECK(contains(said, "stuck (process "));
+  CHECK(contains(said, "is stopped or hangs"));
+  CHECK(bench.order(one, 's') == "running 1");
+  CHECK_FALSE(bench.paused());
+  while (bench.sessions.living(kLease) == 2)
+    bench.timer.afterDelay(kj::MILLISECONDS).wait(bench.io.waitScope);
+  CHECK(bench.endText() == "the session's worker was stopped or hung");
+  bench.suspend();  // without it
+  CHECK(bench.order(one, 's') == "suspended 2");
 }
 
 TEST_CASE("a worker's nonsense is a failure, and its wild bytes are its end") {

@@ -3,7 +3,7 @@
 . "$(dirname "$0")/../errors/common.sh"
 programs=$(dirname "$3")
 wish=()      # options of gpupool run, besides `protect`
-transport=ucx
+transport=ucx # empty: none is named
 export GPUPOOL_PROTECT_SILENCE=30s # a busy machine's servers are silent, too
 
 said() { gpupool leases -v | grep -E "is (not )?(protected|being restored)"; }
@@ -18,7 +18,7 @@ launch() {
   rm -f "$folder/$name.in"
   mkfifo "$folder/$name.in"
   exec 9<>"$folder/$name.in"
-  "$bin/gpupool" run "${protect[@]}" "${wish[@]}" --transport "$transport" --memory 512MiB -- "$@" \
+  "$bin/gpupool" run "${protect[@]}" "${wish[@]}" ${transport:+--transport "$transport"} --memory 512MiB -- "$@" \
     <"$folder/$name.in" >"$folder/$name.out" 2>"$folder/$name.err" &
   launched=$!
   started+=($!)

@@ -24,7 +24,8 @@ go
 ends waits
 check "it is right: $status $out $err" right
 
-case_of "one that works, and its server dies"
+case_of "one that works, for which nobody named a transport, and its server dies"
+transport=
 server first
 rm -f "$folder/end"
 protect=(--protect --protect-interval 1h)
@@ -41,6 +42,7 @@ sleep 0.3 # some rounds
 touch "$folder/end"
 ends works
 check "it is right: $status $out $err" right
+transport=ucx
 
 case_of "its code is in the cache of that server alone"
 server first
