@@ -119,6 +119,23 @@ check "nothing hinders it: $(gpupool leases -v)" says_nothing
 goes_and_comes_back
 ends_well
 
+case_of "a program whose machine has no UCX stays, and goes on over shared memory"
+mkdir "$folder/no-ucx"
+for name in ucs ucp; do echo "not a library" >"$folder/no-ucx/lib$name.so.0"; done
+LD_LIBRARY_PATH=$folder/no-ucx launch ""
+from=$(place_of "$lease")
+for ask in 1 2; do
+  migrates other
+  check "refused, $ask: $status $out" test "$status" -eq 1
+  check "the reason, $ask: $err" has "$err" "the program cannot go on over a network; it has said why on its stderr"
+done
+check "the lease stays: $(place_of "$lease")" is_at "$lease" "$from"
+check "what the program said: $(cat "$folder/program.err")" has "$(cat "$folder/program.err")" "a network needs UCX on this machine"
+migrates $((1 - ${from##* }))
+check "to other GPUs of its server it goes: $status $err" test "$status" -eq 0
+: >"$folder/program.err"
+ends_well
+
 case_of "a program that checks what it computes leaves shared memory"
 for try in 1 2 3; do
   computes "" --server node
