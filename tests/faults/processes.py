@@ -120,10 +120,11 @@ class Stops:
             send(pid, signal.SIGSTOP)
             self.stopped.append(pid)
 
-    def go_on(self):
+    def go_on(self, but=0):
         for pid in self.stopped:
-            send(pid, signal.SIGCONT)
-        self.stopped = []
+            if pid != but:
+                send(pid, signal.SIGCONT)
+        self.stopped = [but] if but else []
 
 
 def send(pid, number):

@@ -9,6 +9,8 @@
 //   --upload      uploads a number in each round, from memory that is overwritten at once; looks at their sum in the end
 //   --by-query    in each round two streams whose work is ordered by queries of events alone; looks at the sum in
 //                 the end
+//   --mapped      in each round a kernel adds to a sum in mapped memory what the program has written there
+//   --exit FILE   between two rounds ends with status 7 once the file exists, outside of any call
 //   --ready       says "ready" and waits for a line on standard input before the first round. Says how many
 //                 milliseconds the rounds took, on standard error.
 //   --load        before the first round loads code that lies in the program's file, and code that it then
@@ -109,6 +111,24 @@ class Queries {
       sum_{std::vector<unsigned>{0}};
 };
 
+// Adds 1, 2, 3, ...
+class Mapped {
+ public:
+  Mapped() {
+    CUDA(cudaHostAlloc(&words_, 2 * sizeof *words_, cudaHostAllocMapped));
+    words_[0] = words_[1] = 0;
+  }
+  void round() {
+    expected_ += words_[0] = ++rounds_;
+    add<<<1, 1>>>(words_ + 1, words_);
+  }
+  void look() { REQUIRE(words_[1] == expected_); }
+
+ private:
+  unsigned* words_ = nullptr;
+  unsigned rounds_ = 0, expected_ = 0;
+};
+
 // Adds 1 to a counter.
 static const char kCounts[] = R"(.version 7.0
 .target sm_52
@@ -141,11 +161,15 @@ static std::vector<cudaKernel_t> loadBoth() {
 using Pieces = std::vector<std::pair<unsigned*, size_t>>;
 
 // So long, or until the file exists.
-static void rest(int ms, const char* until) {
+static void rest(int ms, const char* until, const char* exits) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(ms);
-  while (std::chrono::steady_clock::now() < end && (until == nullptr || access(until, F_OK) != 0))
-    std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(std::chrono::milliseconds(100),
-                                                                   end - std::chrono::steady_clock::now()));
+  while (true) {
+    if (exits != nullptr && access(exits, F_OK) == 0) std::exit(7);
+    if (std::chrono::steady_clock::now() >= end || (until != nullptr && access(until, F_OK) == 0)) return;
+    const std::chrono::milliseconds look(exits == nullptr ? 100 : 1);
+    std::this_thread::sleep_for(
+        std::min<std::chrono::nanoseconds>(look, end - std::chrono::steady_clock::now()));
+  }
 }
 
 static void captureRound(const Pieces& pieces, const char* until) {
@@ -169,10 +193,11 @@ static void captureRound(const Pieces& pieces, const char* until) {
 
 int main(int argc, char** argv) {
   using Clock = std::chrono::steady_clock;
-  const char *until = nullptr, *captured = nullptr;
+  const char *until = nullptr, *captured = nullptr, *exits = nullptr;
   for (int i = 1; i + 1 < argc; ++i) {
     if (std::strcmp(argv[i], "--until") == 0) until = argv[i + 1];
     if (std::strcmp(argv[i], "--capture") == 0) captured = argv[i + 1];
+    if (std::strcmp(argv[i], "--exit") == 0) exits = argv[i + 1];
   }
   const int rounds = check::option(argc, argv, "--rounds", 20),
             pause = check::option(argc, argv, "--pause", 0);
@@ -199,6 +224,8 @@ int main(int argc, char** argv) {
   if (check::flag(argc, argv, "--clock")) clock.emplace(std::vector<long long>{0});
   std::optional<Uploads> uploads;
   if (check::flag(argc, argv, "--upload")) uploads.emplace();
+  std::optional<Mapped> mapped;
+  if (check::flag(argc, argv, "--mapped")) mapped.emplace();
   std::optional<Queries> queries;
   if (check::flag(argc, argv, "--by-query")) queries.emplace();
   std::vector<cudaKernel_t> loaded;
@@ -218,18 +245,20 @@ int main(int argc, char** argv) {
     if (clock) readClock<<<1, 1>>>(*clock);
     if (uploads) uploads->round();
     if (queries) queries->round();
+    if (mapped) mapped->round();
     for (cudaKernel_t kernel : loaded) {
       unsigned* counter = counted;
       void* parameters[] = {&counter};
       CUDA(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), 1, 1, parameters, 0, nullptr));
     }
     CUDA(cudaDeviceSynchronize());
+    if (mapped) mapped->look();
     if (!loaded.empty()) REQUIRE(counted.read()[0] == (counts += 9));
     if (clock) REQUIRE(clock->read()[0] != 0);
     REQUIRE(!calls || called == round + 1);
     factor *= kFactor;
     step = kFactor * step + kStep;
-    rest(pause, until);
+    rest(pause, until, exits);
   }
   const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - began).count();
 
