@@ -26,18 +26,21 @@ MOMENTS = {
     "rebuilt": ("restore", ("next", *EVERYBODY[:4])),  # the sessions wait for their programs, and those stand still
     "switched": ("restore", ("next", *EVERYBODY[:4])),  # the programs are at the new workers
 }
+STOPPED = ("server", "manager", "client", "next")
 KINDS = {f"{moment}-{what}-{who}": (moment, signal.SIGKILL if what == "kill" else signal.SIGSTOP, who)
          for moment, (_, victims) in MOMENTS.items() for what in ("kill", "pause")
-         for who in victims if what == "kill" or who in ("server", "manager")}
+         for who in victims if what == "kill" or who in STOPPED}
+KINDS.update({f"{moment}-exit-client": (moment, 0, "client") for moment in MOMENTS})  # the programs end by themselves
 # Where a session may end with an error, of those whose death is not the end of all.
 ENDS = {"worker": ("drain", "half", "whole"), "next": ("rebuilt", "switched"), "server": ("drain", "half", "rebuilt", "switched")}
 MIB, MEMORY = 96, "512MiB"  # of a program; of their lease
 PROGRAM, RIGHT = "steady_work", "ready\nPASS\n"
 # Programs beside one another; each one's status, in the end, in a file.
 SCRIPT = """for i in $(seq "$1"); do
-  ("${@:3}" --until "$2/end" >"$2/out-$i" 2>"$2/err-$i"; echo $? >"$2/status-$i") &
+  ("${@:3}" --until "$2/end" --exit "$2/exit" >"$2/out-$i" 2>"$2/err-$i"; echo $? >"$2/status-$i") &
 done
 wait"""
+EXIT = 7  # the status of a program that is told to end in the middle
 PATIENCE = 60.0  # seconds, for each step that nothing keeps from being done
 
 
@@ -49,10 +52,12 @@ class Plan:
         self.order = MOMENTS[self.moment][0]
         self.programs = dice.choice((1, 1, 2))
         self.delay = dice.choice((0.0, dice.random() ** 2 * 0.08))
-        self.pause = options.pause or 0.3 + dice.random() * 3
+        # Its client gives a worker up that has not greeted for as long as the stall time.
+        self.pause = options.pause or 0.3 + dice.random() * (options.stall / 4 if self.victim == "next" else 3)
+        self.transport = dice.choice(options.transports)
 
     def __str__(self):
-        return (f"{self.kind} of {self.programs} programs, {self.delay * 1000:.0f} ms later"
+        return (f"{self.kind} of {self.programs} programs that began over {self.transport}, {self.delay * 1000:.0f} ms later"
                 + (f", for {self.pause:.1f} s" if self.signal == signal.SIGSTOP else ""))
 
 
@@ -76,9 +81,12 @@ class Run(processes.Stops):
     def start(self):
         shutil.rmtree(self.folder, ignore_errors=True)
         os.makedirs(self.folder)
-        words = [self.pool.gpupool, "run", "--transport", "ucx", "--memory", MEMORY, "--", "/bin/bash", "-c", SCRIPT,
+        # Who names shm keeps it.
+        transport = [] if self.plan.transport == "shm" else ["--transport", self.plan.transport]
+        words = [self.pool.gpupool, "run", *transport, "--memory", MEMORY, "--", "/bin/bash", "-c", SCRIPT,
                  "programs", str(self.plan.programs), self.folder, *self.options.instrumented.launcher,
-                 os.path.join(self.options.programs, PROGRAM), "--mib", str(MIB), "--pause", "2", "--ready"]
+                 os.path.join(self.options.programs, PROGRAM), "--mib", str(MIB), "--pause",
+                 "2" if self.plan.signal else "60000", "--mapped", "--ready"]
         self.started = self.reaper.start(words, self.pool.environment, self.pool.folder)
         self.until(lambda: sum(self.text("out", i).startswith("ready") for i in self.numbers()) == self.plan.programs, "the programs")
         self.clients = [pid for pid in processes.descendants(self.started.pid) if processes.executable(pid) == PROGRAM]
@@ -239,6 +247,8 @@ class Run(processes.Stops):
         began = time.monotonic()
         while time.monotonic() < began + self.plan.delay:
             time.sleep(0.001)
+        if not self.plan.signal:
+            return self.have_exit()
         victims = [pid for pid in self.find() if pid and processes.running(pid)]
         self.outcome.hit = any([processes.send(pid, self.plan.signal) for pid in victims])
         self.struck_at = time.monotonic()
@@ -246,6 +256,15 @@ class Run(processes.Stops):
             self.stopped = [pid for pid in self.stopped if pid in victims or not processes.send(pid, signal.SIGCONT)]
             time.sleep(self.plan.pause)
             self.stopped += victims
+        self.go_on()
+
+    def have_exit(self):
+        """What is stopped stays so for a moment."""
+        self.outcome.hit = not self.reaper.end_of(self.started.pid)
+        with open(os.path.join(self.folder, "exit"), "w", encoding="ascii"):
+            pass
+        self.struck_at = time.monotonic()
+        time.sleep(0.02)
         self.go_on()
 
     # --- the run ---
@@ -320,7 +339,7 @@ class Run(processes.Stops):
                 break
         else:
             outcome.verdict = "right"
-        if verdicts.count("killed") > 1 or self.plan.victim in ("worker", "next") and verdicts.count("error") > 1:
+        if self.plan.signal and verdicts.count("killed") > 1 or self.plan.victim in ("worker", "next") and verdicts.count("error") > 1:
             outcome.notes.append(f"TOO MANY: {verdicts}: {outcome.error[-300:]}")
 
     def verdict(self, status, output, errors):
@@ -329,6 +348,8 @@ class Run(processes.Stops):
             return "right"
         killed = hit and plan.signal == signal.SIGKILL
         if killed and plan.victim == "client" and status == 128 + signal.SIGKILL and RIGHT.startswith(output):
+            return "killed"
+        if hit and not plan.signal and status == EXIT and RIGHT.startswith(output):
             return "killed"
         due = plan.victim == "holder" or plan.moment in ENDS.get(plan.victim, ())
         if killed and due and is_clear_error(status, output, errors, RIGHT):
