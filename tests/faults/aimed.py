@@ -79,6 +79,8 @@ class AimedRun(processes.Stops):
         self.until(lambda: self.text("out").startswith("ready") or self.program.poll() is not None, "its memory")
         if self.program.poll() is not None:
             raise Broken(f"the program does not begin: {self.text('err')}")
+        if self.victim == "exit":
+            self.until(lambda: os.path.exists(self.exit + ".rests"), "its rest")
         self.client = next(pid for pid in processes.descendants(self.program.pid) if processes.executable(pid) == PROGRAM)
         self.old = self.servers.workers("first")[-1]
         if (b"libucp" in processes.read(f"/proc/{self.client}/maps")) != (self.transport == "ucx"):

@@ -10,7 +10,8 @@
 //   --by-query    in each round two streams whose work is ordered by queries of events alone; looks at the sum in
 //                 the end
 //   --mapped      in each round a kernel adds to a sum in mapped memory what the program has written there
-//   --exit FILE   between two rounds ends with status 7 once the file exists, outside of any call
+//   --exit FILE   between two rounds ends with status 7 once the file exists, outside of any call; makes FILE.rests when
+//                 it comes there
 //   --ready       says "ready" and waits for a line on standard input before the first round. Says how many
 //                 milliseconds the rounds took, on standard error.
 //   --load        before the first round loads code that lies in the program's file, and code that it then
@@ -163,6 +164,7 @@ using Pieces = std::vector<std::pair<unsigned*, size_t>>;
 // So long, or until the file exists.
 static void rest(int ms, const char* until, const char* exits) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(ms);
+  if (exits != nullptr) std::fclose(std::fopen((std::string(exits) + ".rests").c_str(), "w"));
   while (true) {
     if (exits != nullptr && access(exits, F_OK) == 0) std::exit(7);
     if (std::chrono::steady_clock::now() >= end || (until != nullptr && access(until, F_OK) == 0)) return;
