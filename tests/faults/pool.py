@@ -29,8 +29,9 @@ class Broken(Exception):
 
 class Pool:
     def __init__(self, build, folder, reaper, real, stall, disturb=None, lease=0, turns=False,
-                 moves=False, held=False):
-        """disturb: the seed by which its sessions are suspended and resumed, or moved (moves); None: they are not. lease:
+                 moves="", held=False):
+        """disturb: the seed by which its sessions are suspended and resumed, or moved (moves: move, or stream for as if to
+        another machine); None: they are not. lease:
         bytes of one. turns: two of them take turns, for there is no room for both. held: its server has a folder for
         checkpoints."""
         self.build, self.folder, self.reaper, self.real = build, folder, reaper, real
@@ -47,7 +48,7 @@ class Pool:
             self.environment["GPUPOOL_SOFT_MEMORY"] = "2GiB"
         self.disturb, self.lease, self.moves = disturb, lease, moves
         if disturb is not None:  # with room for a program and the bystander: what is not forgotten is missing soon
-            self.environment.update(GPUPOOL_DISTURB=f"{'move' if moves else 'suspend'}:{disturb}",
+            self.environment.update(GPUPOOL_DISTURB=f"{moves or 'suspend'}:{disturb}",
                                     GPUPOOL_SERVER_SUSPEND_MEMORY=str(2 * lease + SUSPEND_AHEAD),
                                     GPUPOOL_SERVER_SUSPEND_MEMORY_AHEAD=str(SUSPEND_AHEAD))
         if held:

@@ -28,12 +28,18 @@ class Run:
         environment = dict(self.pool.environment)
         words = [*self.options.instrumented.launcher, os.path.join(self.options.programs, plan.program), *plan.arguments]
         if plan.wrapped:
-            return [self.pool.gpupool, "run", "--transport", plan.transport, "--memory", self.options.memory, "--wait", "20s",
-                    "--", *words], environment
+            transport = ["--transport", plan.transport] if self.names_transport(plan) else []
+            return [self.pool.gpupool, "run", *transport, "--memory", self.options.memory, "--wait", "20s", "--", *words], environment
         environment.update(LD_LIBRARY_PATH=os.path.join(self.pool.build, "lib", "gpupool"),
-                           GPUPOOL_MANAGER=f"unix:{self.pool.state}/manager.sock", GPUPOOL_TRANSPORT=plan.transport,
+                           GPUPOOL_MANAGER=f"unix:{self.pool.state}/manager.sock",
                            GPUPOOL_MEMORY=self.options.memory, GPUPOOL_WAIT="20s")
+        if self.names_transport(plan):
+            environment["GPUPOOL_TRANSPORT"] = plan.transport
         return words, environment
+
+    def names_transport(self, plan):
+        """Who names shm keeps it."""
+        return plan.transport != "shm" or not self.options.apart
 
     def start(self, plan, name):
         folder = os.path.join(self.pool.folder, name)
