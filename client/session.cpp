@@ -91,9 +91,9 @@ class ReservedSpace {
   size_t reserved_ = 0;
 };
 
-std::string whySilent(const transport::Connection& connection) {
+std::string whySilent(const transport::Connection& connection, std::chrono::milliseconds bound) {
   const std::string reason = connection.reason();
-  return !reason.empty() ? reason : "nothing came within " + std::to_string(patience.setup.count()) + " ms";
+  return !reason.empty() ? reason : "nothing came within " + std::to_string(bound.count()) + " ms";
 }
 
 }  // namespace
@@ -144,7 +144,7 @@ std::unique_ptr<transport::Connection> Session::connect(const std::string& trans
   transport::Options options;
   options.networkDevice = networkDevice;
   options.stallTimeout = silenceBorne();
-  options.setupTimeout = patience.setup;
+  options.setupTimeout = setupBorne();
   try {
     SignalsBlocked blocked;
     return transport::connect(transport, bootstrap, options);
@@ -204,9 +204,10 @@ std::span<const std::byte> Session::exchangeHellos(transport::Connection& connec
   }
   std::span<const std::byte> answer;
   bool over = false;
-  for (transport::TimeLeft time(patience.setup); answer.empty() && !over && !cancelled() && time.any();)
+  const auto bound = setupBorne();
+  for (transport::TimeLeft time(bound); answer.empty() && !over && !cancelled() && time.any();)
     answer = connection.next(Channel::call, transport::Clock::now() + time.step(), over);
-  if (answer.empty()) text = "the worker did not greet: " + whySilent(connection);
+  if (answer.empty()) text = "the worker did not greet: " + whySilent(connection, bound);
   return answer;
 }
 
@@ -229,7 +230,7 @@ bool Session::greet(const Accepts& accepts, CUresult& status, std::string& text)
   if (mapsMemory_)
     page = connection_->map({hello_->words.id, hello_->words.generation}, nullptr, soon(patience.setup));
   if (mapsMemory_ && page == nullptr) {
-    text = "the worker's completion words did not arrive: " + whySilent(*connection_);
+    text = "the worker's completion words did not arrive: " + whySilent(*connection_, patience.setup);
     return false;
   }
   if (page != nullptr && page->size() < schema::kWordsBytes) {
@@ -290,6 +291,12 @@ std::byte* Session::reserve(size_t bytes, Channel channel) {
 std::chrono::milliseconds Session::silenceBorne() const {
   const bool goesOn = holderKeeps_ && log_ != nullptr && log_->state().obstacle.empty();
   return goesOn ? patience.protectedSilence : patience.stalled;
+}
+
+// What is in files, and nowhere else, has no way back from a worker that is slow to greet. A protected
+// session may have yet another worker.
+std::chrono::milliseconds Session::setupBorne() const {
+  return isHeld() && log_ == nullptr ? std::max(patience.setup, patience.stalled) : patience.setup;
 }
 
 CUresult Session::lost() {

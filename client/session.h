@@ -438,6 +438,7 @@ class Session {
   // Tells the worker how full it is, if that has changed much, and if it can be told at once.
   void tellLog(bool soon);
   std::chrono::milliseconds silenceBorne() const;
+  std::chrono::milliseconds setupBorne() const;  // of one that has not greeted
   std::byte* unsentRoom(transport::Channel channel, size_t bytes);
 
   static bool fits(const schema::WorkerHello& now, const schema::WorkerHello& next, std::string& why);
