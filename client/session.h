@@ -404,6 +404,7 @@ class Session {
   // To no worker yet: the session is in files.
   void goAway();
   bool isHeld() const;
+  bool isLeaving() const;
   // The next worker shares no memory with this process, though this one does.
   bool isApart() const;
   // False: it could not be reached, which the worker has been told.

@@ -121,6 +121,11 @@ bool Session::isHeld() const {
   return course_.held();
 }
 
+bool Session::isLeaving() const {
+  std::lock_guard lock(moveMutex_);
+  return course_.leaving();
+}
+
 bool Session::isApart() const {
   std::lock_guard lock(moveMutex_);
   return mapsMemory_ && course_.apart();
@@ -254,7 +259,10 @@ void Session::goAway() {
   if (next.connection != nullptr) next.connection->close();
   beside_ = nullptr;
   if (!why.ends_with(kAgain)) why += kAgain;  // the lease's holder may have said so
-  tellReason("the session was held in files, and does not go on: " + why);
+  if (isLeaving())
+    closing_ = true;  // nothing is lost, and nobody says so
+  else
+    tellReason("the session was held in files, and does not go on: " + why);
   connection_->close();  // no thread may still send to the worker that was left
   std::lock_guard lock(moveMutex_);
   course_.arrive();
