@@ -156,7 +156,7 @@ class AimedRun(processes.Stops):
         if status == 0 and output == RIGHT:
             return
         if self.ends_it():
-            well = status in ENDS[self.victim] and RIGHT.startswith(output)
+            well = status in ENDS[self.victim] and RIGHT.startswith(output) and (errors == "" or self.victim != "exit")
         else:
             well = self.struck and not self.pause and self.due() and is_clear_error(status, output, errors, RIGHT)
         if not well:

@@ -349,7 +349,7 @@ class Run(processes.Stops):
         killed = hit and plan.signal == signal.SIGKILL
         if killed and plan.victim == "client" and status == 128 + signal.SIGKILL and RIGHT.startswith(output):
             return "killed"
-        if hit and not plan.signal and status == EXIT and RIGHT.startswith(output):
+        if hit and not plan.signal and status == EXIT and RIGHT.startswith(output) and errors == "":
             return "killed"
         due = plan.victim == "holder" or plan.moment in ENDS.get(plan.victim, ())
         if killed and due and is_clear_error(status, output, errors, RIGHT):
