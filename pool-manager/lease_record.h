@@ -72,6 +72,7 @@ struct LeaseRecord : StoredLease {
   uint64_t killedMs = 0;     // since then its holder's process is known to be gone; 0: it is not
   bool unheard = false;      // the server may still have an order to resume before it
   std::string idleReason;    // suspending, storing: why by the pool itself; empty: by order
+  bool intoFiles = false;    // suspending, storing: it is to be held
   uint64_t idleNotBeforeMs = 0;  // it is not tried again to suspend it because it is idle
   uint64_t broughtBackMs = 0;    // its server refused to resume it then; 0: never
 

@@ -164,6 +164,7 @@ ServerUse Pool::without(const std::set<Id>& away, const ServerUse& server, const
 void Pool::beginPreempt(LeaseRecord& record, const Waiter& waiter, uint64_t now) {
   record.preemptor = waiter.request.id;
   record.change = Change::preempting;
+  record.intoFiles = false;
   const uint64_t left = waiter.untilMs == kNever ? kNever : waiter.untilMs - std::min(waiter.untilMs, now);
   record.preemptDrainMs =
       static_cast<uint32_t>(std::min<uint64_t>(times_.preempt.graceMs, std::max(left, kHurriedMs)));

@@ -92,12 +92,14 @@ void Pool::suspend(const Principal& who, const Id& id, uint32_t drainMs, uint64_
   demandUnheld(record, "suspended");
   if (record.state == LeaseState::suspended) return keepSuspended(record, who);
   if (record.change == Change::storing && !record.idleReason.empty()) refuseNow(record);  // it is written
+  const bool suspends = record.change == Change::suspending || record.change == Change::storing;
+  if (suspends && record.intoFiles) refuseNow(record);
   if (record.change == Change::suspending) {  // now it is ordered, and stays so
     record.idleReason.clear();
     record.preemptor = {};
     record.changedBy = who.text();
   }
-  if (record.change == Change::suspending || record.change == Change::storing) return;  // the answer follows
+  if (suspends) return;  // the answer follows
   if (record.change != Change::none) refuseNow(record);
   demandServer(record, record.primary(), "suspended", now);
   record.changedBy = who.text();
@@ -107,6 +109,7 @@ void Pool::suspend(const Principal& who, const Id& id, uint32_t drainMs, uint64_
 void Pool::orderSuspend(LeaseRecord& record, uint32_t drainMs, const std::string& folder,
                         const std::string& idleReason) {
   record.idleReason = idleReason;
+  record.intoFiles = !folder.empty();
   record.preemptor = {};  // whoever orders it: it gives its devices up, and needs no notice
   record.noticeEndsMs = 0;
   record.change = Change::suspending;
@@ -167,6 +170,7 @@ void Pool::storeSuspended(LeaseRecord& record, SuspendResult result, uint64_t no
   result.held = checkedFiles(std::move(result.held));
   record.change = Change::storing;
   record.suspension = std::move(result);
+  record.intoFiles = static_cast<bool>(record.suspension.held);
   record.writing = true;
   record.writtenMs = now;
   const HeldLease& held = record.suspension.held;

@@ -15,12 +15,14 @@ namespace gpupool::pool {
 // Something else is under way.
 [[noreturn]] inline void refuseNow(const LeaseRecord& record) {
   const Change change = record.change;
+  const bool suspends =
+      change == Change::preempting || change == Change::suspending || change == Change::storing;
+  const bool written = change == Change::copying || (suspends && record.intoFiles);
   refuse(record, isMove(change)                ? "is being moved at this moment"
-                 : change == Change::copying   ? "is being written into files at this moment"
+                 : written                     ? "is being written into files at this moment"
                  : change == Change::goingBack ? "is being restored at this moment"
-                 : change == Change::preempting || change == Change::suspending || change == Change::storing
-                     ? "is being suspended at this moment"
-                     : "is being resumed at this moment");
+                 : suspends                    ? "is being suspended at this moment"
+                                               : "is being resumed at this moment");
 }
 
 }  // namespace gpupool::pool

@@ -60,6 +60,7 @@ Fault faultOf(const kj::Exception& error) {
 
 std::string plainText(const kj::Exception& error) {
   std::string text = faultOf(error).text;
+  if (text == "Peer disconnected.") return "the connection was closed";
   removePrefix(text, "Peer disconnected.");
   removePrefix(text, "std::exception: ");  // of one that is not KJ's, and has passed through a promise
   if (const std::string_view why = "gai_strerror(status) = "; text.starts_with("DNS lookup failed."))

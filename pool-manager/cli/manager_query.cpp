@@ -4,6 +4,7 @@
 #include "pool-manager/cli/command.h"
 #include "pool-manager/cli/places.h"
 #include "pool-manager/convert.h"
+#include "schema/fault.h"
 #include "schema/manager_login.h"
 
 namespace gpupool::cli {
@@ -31,9 +32,18 @@ ManagerQuery::ManagerQuery(const std::vector<std::string>& addresses, unsigned l
 
 template <class T>
 T ManagerQuery::await(kj::Promise<T>&& promise, uint64_t limitMs) {
-  return io_.provider->getTimer()
-      .timeoutAfter((limitMs == 0 ? limitMs_ : limitMs) * kj::MILLISECONDS, kj::mv(promise))
-      .wait(io_.waitScope);
+  try {
+    return io_.provider->getTimer()
+        .timeoutAfter((limitMs == 0 ? limitMs_ : limitMs) * kj::MILLISECONDS, kj::mv(promise))
+        .wait(io_.waitScope);
+  } catch (const kj::Exception& error) {
+    // An order is the server's, which carries it out whoever hears the answer.
+    if (limitMs == 0 || error.getType() != kj::Exception::Type::DISCONNECTED || schema::faultOf(error).remote)
+      throw;
+    throw CommandError(kExitFailure, "the manager is gone (" + pool::errorText(error) +
+                                         "); what was asked for may be carried out all the same: "
+                                         "`gpupool leases` says what has become of the lease");
+  }
 }
 
 std::vector<ListedDevice> ManagerQuery::devices() {

@@ -151,6 +151,24 @@ TEST_CASE_METHOD(Holds,
   CHECK(events.resumes.back().here);
 }
 
+TEST_CASE_METHOD(Holds, "while it is written into files nobody is told that it is suspended") {
+  lease(1, 0);
+  pool->suspend(kAdmin, {1, 1}, 30'000, now, "monday");
+  const std::string busy = "is being written into files at this moment";
+  const auto refuses = [&] {
+    CHECK(contains(thrown([&] { pool->suspend(kAdmin, {1, 1}, 30'000, now); }), busy));
+    CHECK(contains(thrown([&] { pool->suspend(kAdmin, {1, 1}, 30'000, now, "tuesday"); }), busy));
+    CHECK(contains(thrown([&] { pool->migrate(kAdmin, {1, 1}, 4000, {}, now); }), busy));
+  };
+  refuses();
+  disk->full = true;  // and while that is stored
+  serverHolds();
+  refuses();
+  disk->full = false;
+  pool->tick(now += 2000);
+  CHECK(isHeld(1));
+}
+
 TEST_CASE_METHOD(Holds, "where it cannot be restored it is held as before") {
   held(1);
   uint64_t life = 1;

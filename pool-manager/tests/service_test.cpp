@@ -55,6 +55,7 @@ TEST_CASE("errors are told as the system says them") {
         "Broken pipe");
   CHECK(text("connect(): Connection refused") == "Connection refused");
   CHECK(text("Premature EOF.") == "the connection was closed");
+  CHECK(text("Peer disconnected.") == "the connection was closed");
   CHECK(text("2 devices (of 3): none is free") == "2 devices (of 3): none is free");
   CHECK(text("open:3:server a (b): refused") == "open:3:server a (b): refused");
 }
