@@ -13,6 +13,9 @@ inline SideSettings moving(std::function<void(Migration::Settings&)> adjust) {
 
 // A lease on both devices.
 struct MigrationBench : SessionBench {
+  explicit MigrationBench(SideSettings settings) : SessionBench(std::move(settings)) {
+    REQUIRE(grant(kLease, 1, kGiB) == "");
+  }
   explicit MigrationBench(std::function<void(Migration::Settings&)> adjust = {})
       : SessionBench(moving(std::move(adjust))) {
     REQUIRE(grant(kLease, 1, kGiB) == "");

@@ -142,6 +142,29 @@ TEST_CASE(
   }
 }
 
+// In the bound of an order it would have another five minutes.
+TEST_CASE(
+    "an old worker that is stopped is ended as soon as it reads nothing, before the order or behind it") {
+  for (const bool heard : {false, true}) {
+    SideSettings settings;
+    settings.bounds.reads = 600 * kj::MILLISECONDS;
+    MigrationBench bench(settings);
+    Opening one = bench.session(1);
+    const pid_t old = bench.worker(one);
+    if (heard) bench.misbehave(one, '2');  // it reads the order, and does not answer
+    if (!heard) REQUIRE(kill(old, SIGSTOP) == 0);
+    auto order = bench.migrate(10);
+    if (heard) {
+      bench.timer.afterDelay(200 * kj::MILLISECONDS).wait(bench.io.waitScope);
+      REQUIRE(kill(old, SIGSTOP) == 0);
+    }
+    CHECK(contains(bench.fails(order), "is stopped or hangs: it has read nothing for"));
+    bench.until([&] { return bench.known() == 0; });
+    CHECK(contains(bench.endText(), "the session's worker was stopped or hung"));
+    CHECK_FALSE(bench.paused());
+  }
+}
+
 TEST_CASE("a session that says it has moved without its client has not") {
   MigrationBench bench;
   Opening one = bench.session(1);

@@ -156,7 +156,7 @@ TEST_CASE(
   CHECK_FALSE(bench.paused());
   while (bench.sessions.living(kLease) == 2)
     bench.timer.afterDelay(kj::MILLISECONDS).wait(bench.io.waitScope);
-  CHECK(bench.endText() == "the session's worker was stopped or hung");
+  CHECK(contains(bench.endText(), "the session's worker was stopped or hung"));
   bench.suspend();  // without it
   CHECK(bench.order(one, 's') == "suspended 2");
 }
