@@ -113,10 +113,14 @@ struct LeaseRecord : StoredLease {
   bool storingClients = false;
   bool touched = false;  // the lease table's own
 
-  // Of where it is no longer no answer counts either.
+  // Of where it is no longer no answer counts either, nor what was said there.
   void forget(const std::set<uint64_t>& epochs) {
     StoredLease::forget(epochs);
     std::erase_if(ordered, [this](const std::string& name) { return on(name) == nullptr; });
+    const auto isLeft = [this](const auto& said) { return on(said.first) == nullptr; };
+    std::erase_if(hindrances, isLeft);
+    std::erase_if(protection, isLeft);
+    std::erase_if(lentTo, isLeft);
   }
   bool runs() const { return state != LeaseState::revoking && !isEnd(state); }
   // Suspended, until its programs call or, if there is a preemptor, until it is its turn.

@@ -20,14 +20,19 @@ uint64_t knownKept(const LeaseRecord& record, size_t device) {
   return record.suspension.kept.empty() ? 0 : record.suspension.kept.at(device);  // when it was the last time
 }
 
-// On all of its servers, each once.
+// On all of the servers where its sessions may be, each once. One that it has left may still say what it knew
+// of them.
 std::vector<std::string> saidOf(const LeaseRecord& record,
                                 const std::map<std::string, std::vector<std::string>>& byServer) {
   std::vector<std::string> all;
-  for (const auto& [server, reasons] : byServer)
+  for (const auto& [server, reasons] : byServer) {
+    const bool isThere =
+        std::any_of(record.placements.begin(), record.placements.end(), [&](const auto& one) {
+          return one.server.name == server && one.role != PlacementRole::left && !one.gone;
+        });
     for (const std::string& reason : reasons)
-      if (record.on(server) != nullptr && std::find(all.begin(), all.end(), reason) == all.end())
-        all.push_back(reason);
+      if (isThere && std::find(all.begin(), all.end(), reason) == all.end()) all.push_back(reason);
+  }
   return all;
 }
 

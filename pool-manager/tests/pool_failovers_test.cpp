@@ -363,3 +363,27 @@ TEST_CASE_METHOD(Failovers, "others are not taken anywhere") {
   CHECK(events.over.contains({1, 1}));
   CHECK(contains(refused(1), "the lease has ended"));
 }
+
+TEST_CASE_METHOD(Failovers, "of its sessions the servers count where they may be, not one that it has left") {
+  joinAndBeat(server("b", 1));
+  protectedLease(1);
+  const auto says = [&](const ServerLife& life, const std::string& what) {
+    const std::vector<LeaseHindrances> told{{{1, 1}, {what}, {what}}};
+    REQUIRE(pool->beat(life.name, life.incarnation, {{1, 1}}, {}, 1, now, {}, {}, told));
+  };
+  const auto listed = [&] { return pool->list(kAdmin, now).at(0); };
+  says(kA, "is protected for 3s: work");
+  CHECK(listed().protection.at(0) == "is protected for 3s: work");
+  failOver(1);
+  pool->granted({1, 1}, now);
+  REQUIRE(record(1).on("a") != nullptr);
+  says(kB, "is not protected: none of its programs has a session");
+  says(kA, "is protected for 4s: work");  // it does not know yet
+  const std::vector<std::string> expected{"is not protected: none of its programs has a session"};
+  CHECK(listed().protection == expected);
+  CHECK(listed().hindrances == expected);
+  pool->revoked(kA, {1, 1}, now);
+  REQUIRE(record(1).on("a") == nullptr);
+  CHECK(record(1).protection.size() == 1);  // should it come there again
+  CHECK(listed().protection == expected);
+}

@@ -28,6 +28,14 @@ kj::Exception deskFailure(const std::string& text) {
   return kj::Exception(kj::Exception::Type::FAILED, __FILE__, __LINE__, kj::str(text));
 }
 
+// For people: the name of a system call says nothing to them.
+kj::Exception lost(const AwayKeeper& who, kj::Exception&& error) {
+  if (error.getType() == kj::Exception::Type::DISCONNECTED) return deskFailure(who.text() + " is gone");
+  if (error.getType() == kj::Exception::Type::OVERLOADED)
+    return deskFailure(who.text() + " does not take it in time");
+  return kj::mv(error);
+}
+
 Descriptor fileInMemory() {
   Descriptor file(memfd_create("gpupool-checkpoint", MFD_CLOEXEC));
   if (file < 0) throw std::runtime_error(std::string("no memory for a checkpoint: ") + std::strerror(errno));
@@ -112,8 +120,10 @@ kj::Promise<uint64_t> CheckpointDesk::offer(const SessionFacts& facts,
            lease = facts.lease](kj::Exception&& error) mutable -> uint64_t {
             // In the middle of a message there is no way on: it may connect anew.
             if (const auto at = holders_.find(lease);
-                at != holders_.end() && at->second.get() == holder.get())
+                at != holders_.end() && at->second.get() == holder.get()) {
               holders_.erase(at);
+              kj::throwFatalException(lost(holder->who, kj::mv(error)));
+            }
             kj::throwFatalException(kj::mv(error));
           });
 }

@@ -28,12 +28,14 @@ std::string Keeper::keeperOf(const Id& lease) const {
   return at != leases_.all().end() && at->second.standbyKeeps ? "its standby" : "its holder";
 }
 
-// awayKeeper: who keeps its checkpoints, and is not there; empty: he is, or nobody does.
+// awayKeeper: who keeps its checkpoints, and is not there; empty: he is, or nobody does. Of a session that
+// has just come here he may not know yet.
 std::string Keeper::describe(const Kept& kept, bool holderKeeps, const std::string& awayKeeper) const {
   if (!awayKeeper.empty())
     return "not protected: " + kept.who + ": " + awayKeeper +
-           ", which keeps its checkpoints, is gone; the death of its worker alone it survives" +
-           restoredTimes(kept);
+           (kept.shippedOver == 0 ? " has not begun to take its checkpoints here yet"
+                                  : ", which keeps its checkpoints, is gone") +
+           "; the death of its worker alone it survives" + restoredTimes(kept);
   const kj::TimePoint now = timer_.now();
   const bool replays = kept.log.obstacle.empty();
   if (holderKeeps && kept.shipped == Id{})

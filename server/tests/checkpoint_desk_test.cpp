@@ -175,6 +175,16 @@ TEST_CASE_METHOD(Offers, "a holder that answers something else has to connect an
   CHECK(came.bytes == came.whole);
 }
 
+TEST_CASE_METHOD(Offers, "of a holder that is gone no system call is said") {
+  SessionFacts facts;
+  facts.lease = lease;
+  facts.session = {2, 2};
+  holder = nullptr;
+  const auto offer = [&] { desk.offer(facts, pages.make("abc")).wait(io.waitScope); };
+  CHECK(failure(offer) == "its holder is gone");
+  CHECK(!desk.has(lease));
+}
+
 TEST_CASE("what a holder brings is checked before anybody uses it, and counts until it is refused") {
   Bench bench;
   CHECK(contains(bench.take(4096, std::string(4096, 'x')), "damaged"));
