@@ -111,6 +111,20 @@ std::string describe(const MoveWish& wish, const ServerUse& server) {
   return text + (devices.empty() ? "there is no such GPU" : devices);
 }
 
+// The devices there that could stand for one of the claims, each alone.
+size_t fitting(const MoveWish& wish, const ServerUse& server) {
+  return static_cast<size_t>(
+      std::count_if(server.devices.begin(), server.devices.end(),
+                    [&](const DeviceUse& device) { return hindrance(wish, device).empty(); }));
+}
+
+// Of a lease that needs several where fewer are free: else those would be named as a reason.
+std::string describeTooFew(const MoveWish& wish, size_t most) {
+  if (most == 0 || most >= wish.claims.size() || !wish.ordinals.empty()) return "";
+  return std::to_string(wish.claims.size()) + " devices on one server are wanted, only " +
+         std::to_string(most) + (most == 1 ? " is free: " : " are free: ");
+}
+
 }  // namespace
 
 bool couldMove(const MoveWish& wish, const ServerUse& server) {
@@ -134,13 +148,14 @@ Choice placeMove(const MoveWish& wish, std::span<const ServerUse> servers) {
   DeviceSet devices;
   std::string missing;
   bool noWorker = false;
+  size_t most = 0;
   for (const ServerUse& server : servers) {
     if (!mayMoveTo(wish, server)) continue;
     noWorker = noWorker || !serves(server, wish.clients);
-    auto chosen = server.unusable.empty() && !takesTurns(server) && serves(server, wish.clients)
-                      ? chooseAlike(wish, server)
-                      : DeviceSet();
+    const bool usable = server.unusable.empty() && !takesTurns(server) && serves(server, wish.clients);
+    auto chosen = usable ? chooseAlike(wish, server) : DeviceSet();
     if (chosen.devices.empty()) {
+      if (usable) most = std::max(most, fitting(wish, server));
       missing += (missing.empty() ? "" : "; ") + describe(wish, server);
     } else if (best == nullptr ||
                (chosen.joined != devices.joined ? chosen.joined : preferred(wish.policy, server, *best))) {
@@ -150,7 +165,7 @@ Choice placeMove(const MoveWish& wish, std::span<const ServerUse> servers) {
   }
   Choice choice;
   if (best == nullptr) {
-    choice.missing = !missing.empty()      ? shortened(missing, kMostDetails)
+    choice.missing = !missing.empty()      ? describeTooFew(wish, most) + shortened(missing, kMostDetails)
                      : wish.server.empty() ? "there is no other server"
                                            : "there is no server named " + wish.server;
     if (noWorker) choice.missing += std::string("; ") + kInstallWorker;

@@ -200,3 +200,21 @@ TEST_CASE("claims of different sizes each get a device where they fit") {
   CHECK(says(tight, "to: GPU 0 (H200) has 70.0 GiB free, GPU 1 (H200) has 70.0 GiB free"));
   CHECK(says(placed(60, 80, 80, 50), "to: GPU 0 (H200) is free, GPU 1 (H200) has only 50.0 GiB free"));
 }
+
+TEST_CASE("of a lease that needs more devices than are free it is said how many are") {
+  MoveWish wish{"from", {2, {{device(0, 80, 0).info, 80 * kGiB}, 0, 0, false}}};
+  for (Claim& claim : wish.claims) claim.device.info.uuid = "its own";
+  std::vector<ServerUse> servers{{"b", "cordoned by an operator", {device(0, 80, 80), device(1, 80, 80)}},
+                                 {"node", "", {device(0, 80, 80)}}};
+  CHECK(
+      placeMove(wish, servers).missing ==
+      "2 devices on one server are wanted, only 1 is free: b: cordoned by an operator; node: GPU 0 (H200) is "
+      "free");
+  servers[1].devices.push_back(device(1, 80, 0, {"eve"}));
+  CHECK(says(placeMove(wish, servers), "only 1 is free: "));
+  servers[1].devices[0].freeBytes = 0;
+  CHECK_FALSE(says(placeMove(wish, servers), "wanted"));
+  servers[1].devices = {device(0, 80, 80)};
+  wish.ordinals = {0, 1};
+  CHECK_FALSE(says(placeMove(wish, servers), "wanted"));
+}
