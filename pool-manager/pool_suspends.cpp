@@ -89,7 +89,7 @@ void Pool::suspend(const Principal& who, const Id& id, uint32_t drainMs, uint64_
   if (!folder.empty() && record.state == LeaseState::suspended) refuse(record, "is suspended already");
   if (!folder.empty() && record.state == LeaseState::held && record.hold->held.folder == folder)
     return events_.suspended(id, record.suspension);
-  demandUnheld(record, "suspended");
+  demandUnheld(record, folder.empty() ? "suspended" : "written into files");
   if (record.state == LeaseState::suspended) return keepSuspended(record, who);
   if (record.change == Change::storing && !record.idleReason.empty()) refuseNow(record);  // it is written
   const bool suspends = record.change == Change::suspending || record.change == Change::storing;

@@ -95,6 +95,8 @@ TEST_CASE_METHOD(Holds, "a held lease has no devices, and its server is told tha
   CHECK(contains(refusal(1, true), "held in files"));
   CHECK(contains(thrown([&] { pool->migrate(kAdmin, {1, 1}, 0, {}, now); }), "held in files"));
   CHECK(contains(thrown([&] { pool->checkpoint(kAdmin, {1, 1}, 0, "x", now); }), "held in files"));
+  CHECK(contains(thrown([&] { pool->suspend(kAdmin, {1, 1}, 0, now, "tuesday"); }),
+                 "cannot be written into files: it is held in files (gpupool restore 00000000 monday)"));
   events.results.clear();
   pool->suspend(kAdmin, {1, 1}, 0, now, "monday");  // asked again
   CHECK(events.results.contains({1, 1}));
