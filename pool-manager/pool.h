@@ -124,6 +124,14 @@ class Pool {
   // forget what a server could still report: if one that is not connected comes back and holds the lease, its
   // devices are not leased before it has ended it.
   bool drop(const Principal& who, const Id& id, uint64_t now);
+  // Nobody waits any more for what was asked of that lease: it does not keep the next one from waiting.
+  void dropUnwanted(const Id& id) {
+    std::erase_if(waiters_, [&](const Waiter& one) {
+      return one.resumes && one.request.id == id && !resumeWanted(id);
+    });
+  }
+  // Of a lease that drop() has ended: its holder knows, or nobody waits for that any more.
+  bool hasHeard(const Id& id, uint64_t now);
 
   // --- a lease's owner, and operators. All of these throw std::invalid_argument with the reason for a lease
   // that is another tenant's, or in no state for it. Takes its memory off its devices: PoolEvents::suspended
@@ -237,6 +245,10 @@ class Pool {
   };
   struct Tombstone {
     std::string reason;
+  };
+  struct Unheard {
+    LocalProcess process;  // its holder, if that is on this machine
+    uint64_t untilMs = 0;
   };
 
   void load(Store& store, const PoolStart& start);
@@ -446,6 +458,7 @@ class Pool {
   uint64_t timeLeftMs(const StoredLease& lease, uint64_t bootMs) const;
   void countStandstill();
   bool hasEnded(const LocalProcess& process);
+  void noteUnheard(const LeaseRecord& record, uint64_t now);
   void takeOver(LeaseRecord& record, const LocalProcess& process);
   void bury(const Id& id, const std::string& reason, uint64_t now);
   void forgetTombstones(uint64_t now);
@@ -486,6 +499,7 @@ class Pool {
   std::map<std::pair<int, uint64_t>, bool> gone_;    // processes of this machine, as of this tick
   std::vector<Waiter> waiters_;                      // as they came
   std::vector<NoVictims> noVictims_;                 // lately
+  mutable std::map<Id, Unheard> unheard_;            // ended, and its holder has not asked since
   std::deque<Id> unknownReleased_;                   // the latest: their requests may still arrive
   uint64_t settledMs_ = 0;                           // from then on the servers that this pool has are there
   uint64_t epoch_ = 0;

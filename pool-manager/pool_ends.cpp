@@ -9,6 +9,7 @@ namespace {
 
 constexpr uint64_t kRetryMs = 1000;     // an end that the store refused is tried again after this
 constexpr size_t kMostForgotten = 256;  // tombstones at once
+constexpr uint32_t kMostUnheardMs = 10'000, kHearMs = 1000;
 
 bool allGone(const LeaseRecord& record) {
   return std::all_of(record.placements.begin(), record.placements.end(),
@@ -327,6 +328,23 @@ bool Pool::hasEnded(const LocalProcess& process) {
   const auto [at, isNew] = gone_.try_emplace({process.pid, process.startTicks}, false);
   if (isNew) at->second = events_.hasEnded(process);
   return at->second;
+}
+
+// It was held in files when somebody else ended it: no server tells its programs, but its holder, which asks
+// three times in the lease's time, and more often while a program waits.
+void Pool::noteUnheard(const LeaseRecord& record, uint64_t now) {
+  std::erase_if(unheard_, [now](const auto& one) { return now >= one.second.untilMs; });
+  if (record.runs() && record.hold)
+    unheard_[record.id] = {record.process, now + std::min(record.ttlMs / 3, kMostUnheardMs) + kHearMs};
+}
+
+bool Pool::hasHeard(const Id& id, uint64_t now) {
+  const auto at = unheard_.find(id);
+  if (at == unheard_.end()) return true;
+  const auto& [process, untilMs] = at->second;
+  if (now < untilMs && (process.pid == 0 || !events_.hasEnded(process))) return false;
+  unheard_.erase(at);
+  return true;
 }
 
 void Pool::bury(const Id& id, const std::string& reason, uint64_t now) {

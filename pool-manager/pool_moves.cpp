@@ -363,6 +363,7 @@ std::vector<Server> Pool::places(const Principal& who, const Id& id) const {
   const auto at = leases_.find(id);
   if (at == leases_.end() || !at->second.runs()) {
     const auto dead = tombstones_.find(id);
+    unheard_.erase(id);
     throw std::invalid_argument("the lease has ended: " + (at != leases_.end()         ? at->second.reason
                                                            : dead != tombstones_.end() ? dead->second.reason
                                                                                        : "it is gone"));

@@ -423,6 +423,7 @@ std::optional<uint32_t> Pool::renew(const Principal& who, const Id& id, uint64_t
     *why = at != leases.end()          ? at->second.reason
            : dead != tombstones_.end() ? dead->second.reason
                                        : "the manager does not know it";
+    unheard_.erase(id);
     return std::nullopt;
   }
   if (adopter.id != Id{} && !at->second.job.empty()) return hold(at->second, adopter, now);
@@ -467,7 +468,10 @@ bool Pool::releaseFor(const Principal& who, const Id& id, const std::string& rea
 
 bool Pool::drop(const Principal& who, const Id& id, uint64_t now) {
   const auto at = leases_.find(id);
-  if (at == leases_.end() || at->second.state != LeaseState::lost) return releaseFor(who, id, kByHand, now);
+  if (at == leases_.end() || at->second.state != LeaseState::lost) {
+    if (at != leases_.end()) noteUnheard(at->second, now);
+    return releaseFor(who, id, kByHand, now);
+  }
   latestMs_ = now;
   LeaseRecord& record = at->second;
   if (const std::string why = refusalOf(who, Operation::dropLost); !why.empty())

@@ -128,6 +128,7 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
                                                 const std::string& folder);
   kj::Promise<void> failOverLease(const Principal& who, const Id& id, const ServerLife& lost, uint32_t waitMs,
                                   bool cutOff);
+  kj::Promise<void> awaitHeard(const Id& id);
   kj::Promise<uint32_t> sessionsOf(const std::string& server, const Id& id, kj::TimePoint until);
   kj::Promise<void> resumeLease(const Principal& who, const Id& id, uint32_t waitMs,
                                 const std::string& folder = "", const MoveTarget& to = {});

@@ -119,6 +119,11 @@ void Service::superseded() {
       rpcError(kj::Exception::Type::FAILED, "another gpupool-manager has taken over this one's store"));
 }
 
+kj::Promise<void> Service::awaitHeard(const Id& id) {
+  if (pool_.hasHeard(id, clock_.now())) return kj::READY_NOW;
+  return timer_.afterDelay(kBetweenLooks).then([this, id] { return awaitHeard(id); });
+}
+
 // --- suspending and resuming
 
 kj::Promise<SuspendResult> Service::suspendLease(const Principal& who, const Id& id, uint32_t drainMs,

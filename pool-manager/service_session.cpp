@@ -174,7 +174,8 @@ kj::Promise<void> Service::Session::renew(RenewContext context) {
   return kj::READY_NOW;
 }
 
-// Answers when the devices are free again, so that the next request finds them, but not for ever.
+// Answers when the devices are free again, so that the next request finds them, but not for ever. Of a lease
+// that somebody else ends, who may take the pool down next, also when its holder knows.
 kj::Promise<void> Service::Session::release(ReleaseContext context) {
   Id id = read(context.getParams().getId());
   demand(Operation::changeLease);
@@ -192,9 +193,12 @@ kj::Promise<void> Service::Session::release(ReleaseContext context) {
     return drop ? pool.drop(principal(), id, now) : pool.release(principal(), id, now);
   });
   if (!ends) return kj::READY_NOW;
-  if (!service().pool_.leases().contains(id)) return kj::READY_NOW;
   context.allowCancellation();
-  return service().ending_.add(id).exclusiveJoin(service().timer_.afterDelay(service().limits_.call));
+  if (!service().pool_.leases().contains(id)) return service().awaitHeard(id);
+  return service()
+      .ending_.add(id)
+      .exclusiveJoin(service().timer_.afterDelay(service().limits_.call))
+      .then([&service = service(), id] { return service.awaitHeard(id); });
 }
 
 kj::Promise<void> Service::Session::cordon(CordonContext context) {

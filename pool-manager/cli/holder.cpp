@@ -351,7 +351,8 @@ kj::Promise<OpenSession> Holder::openMoved(const SessionWish& wish) {
         if (servers.empty()) return toException({Status::waiting, kHeld});
         return openAt(servers, wish);
       },
-      [](kj::Exception&& error) -> kj::Promise<OpenSession> {
+      [this](kj::Exception&& error) -> kj::Promise<OpenSession> {
+        if (!lost_.empty()) return endedNow();
         return toException(
             {Status::noManager,
              "the session cannot move: the manager does not say where to: " + pool::errorText(error)});
@@ -439,7 +440,7 @@ kj::Promise<std::vector<pool::Server>> Holder::askPlaces() {
   return connect(0, "")
       .then([this]() {
         auto request = manager().placesRequest();
-        pool::write(lease_->id, request.initId());
+        pool::write(lease_ ? lease_->id : Id{}, request.initId());
         return request.send();
       })
       .then(
@@ -452,8 +453,11 @@ kj::Promise<std::vector<pool::Server>> Holder::askPlaces() {
             return kj::mv(servers);
           },
           [this](kj::Exception&& error) -> kj::Promise<std::vector<pool::Server>> {
-            if (schema::faultOf(error).remote && error.getType() == kj::Exception::Type::FAILED)
+            if (schema::faultOf(error).remote && error.getType() == kj::Exception::Type::FAILED) {
+              // The next renewal may come when the manager is there no more.
+              if (saysEnded(error)) noteEnd(error);
               return kj::mv(error);
+            }
             connection_ = nullptr;
             return io_.getTimer().afterDelay(settings_.placesPause).then([this]() { return askPlaces(); });
           });

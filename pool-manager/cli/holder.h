@@ -99,6 +99,10 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> announceEnd();
   kj::Promise<void> renewLoop(unsigned partsOfTtl);
   kj::Promise<void> renewOnce();
+  // True: the manager has said that the lease has ended, and so has this one, to whom it may concern.
+  bool noteEnd(const kj::Exception& error);
+  static bool saysEnded(const kj::Exception& error);
+  kj::Exception endedNow() const;  // once it has
   void noteStandby(schema::Manager::RenewResults::Reader renewed);
   kj::Promise<void> releaseOnce(Id id);
   kj::Promise<void> releaseLoop(Id id, kj::TimePoint until);

@@ -22,6 +22,8 @@ constexpr unsigned kUsual = 3, kSoon = 12;
 // The end of a time limit is told a tenth of it ahead, and not earlier than this.
 constexpr uint64_t kMostAheadMs = 300'000;
 
+constexpr std::string_view kEnded = "the lease has ended: ";
+
 // Says something of the lease. A token that has ended says only that another one has to be shown.
 bool isAnswer(const kj::Exception& error) {
   const schema::Fault fault = schema::faultOf(error);
@@ -165,10 +167,14 @@ void Holder::tellUnprotected() {
     onNews_("the lease is not protected: server " + lease_->server.name + " takes no network sessions");
 }
 
+kj::Exception Holder::endedNow() const {
+  return toException({Status::leaseEnded, std::string(kEnded) + lost_ + "; " + settings_.again});
+}
+
+bool Holder::saysEnded(const kj::Exception& error) { return pool::errorText(error).starts_with(kEnded); }
+
 kj::Promise<void> Holder::acquire() {
-  if (!lost_.empty())
-    kj::throwFatalException(
-        toException({Status::leaseEnded, "the lease has ended: " + lost_ + "; " + settings_.again}));
+  if (!lost_.empty()) return endedNow();
   if (lease_) return kj::READY_NOW;
   KJ_IF_MAYBE (already, acquiring_) return already->addBranch();
   auto fork = connect(0, "").then([this]() { return requestLease(4); }).fork();
@@ -208,7 +214,7 @@ void Holder::noteStandby(schema::Manager::RenewResults::Reader renewed) {
 kj::Promise<void> Holder::renewOnce() {
   auto renewed = connect(0, "").then([this]() {
     auto request = manager().renewRequest();
-    pool::write(lease_->id, request.initId());
+    pool::write(lease_ ? lease_->id : Id{}, request.initId());
     const pool::LeaseRequest& asked = settings_.request;
     if (adopts()) pool::write(pool::Adopter{asked.id, asked.holder, asked.ttlMs}, request.initAdopter());
     auto clients = request.initClients(static_cast<unsigned>(clients_.size()));
@@ -227,6 +233,16 @@ kj::Promise<void> Holder::renewOnce() {
   return io_.getTimer().timeoutAfter(limit, kj::mv(renewed));
 }
 
+bool Holder::noteEnd(const kj::Exception& error) {
+  if (!isAnswer(error) || error.getType() != kj::Exception::Type::FAILED) return false;
+  if (!lease_) return true;
+  lost_ = pool::errorText(error);
+  if (lost_.starts_with(kEnded)) lost_.erase(0, kEnded.size());
+  lease_.reset();
+  onLost_(lost_, opened_);
+  return true;
+}
+
 kj::Promise<void> Holder::renewLoop(unsigned partsOfTtl) {
   return io_.getTimer()
       .afterDelay(lease_->ttlMs / partsOfTtl * kj::MILLISECONDS)
@@ -240,14 +256,7 @@ kj::Promise<void> Holder::renewLoop(unsigned partsOfTtl) {
             return kUsual;
           },
           [this](kj::Exception&& error) {
-            if (isAnswer(error) && error.getType() == kj::Exception::Type::FAILED) {
-              lost_ = pool::errorText(error);
-              if (const std::string prefix = "the lease has ended: "; lost_.starts_with(prefix))
-                lost_.erase(0, prefix.size());
-              lease_.reset();
-              onLost_(lost_, opened_);
-              return kUsual;
-            }
+            if (!lease_ || noteEnd(error)) return kUsual;
             // Its token has ended, say. Only another one helps, and its file is read again each time.
             if (const OpenFailure failure = toFailure(error);
                 failure.status == Status::refused && !std::exchange(refused_, true))

@@ -94,6 +94,19 @@ void ManagerQuery::drop(const Id& id) {
   await(request.send().ignoreResult());
 }
 
+void ManagerQuery::dropAll(const std::vector<Id>& ids, uint64_t limitMs) {
+  kj::Vector<kj::Promise<void>> all;
+  for (const Id& id : ids) {
+    auto request = connection_->manager().releaseRequest();
+    pool::write(id, request.initId());
+    request.setDrop(true);
+    all.add(request.send().ignoreResult().catch_([id](kj::Exception&& error) {
+      GPUPOOL_WARNING("lease %s is not ended: %s", id.text().c_str(), pool::errorText(error).c_str());
+    }));
+  }
+  await(kj::joinPromises(all.releaseAsArray()), limitMs);
+}
+
 pool::Lease ManagerQuery::claim(const pool::LeaseRequest& wish,
                                 const std::function<void(const std::string&)>& tell) {
   const auto telling = tellAwaited(wish, tell);

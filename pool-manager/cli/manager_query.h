@@ -66,6 +66,8 @@ class ManagerQuery {
   AuditNews auditAfter(uint64_t number, const std::string& lease, uint64_t sinceMs);
   // Ends a lease in its holder's place, or forgets one that is lost; returns when it is over.
   void drop(const Id& id);
+  // Several at once. One that fails does not keep the others from it.
+  void dropAll(const std::vector<Id>& ids, uint64_t limitMs);
   // Makes the claim that the wish names (claims.h), or finds it; returns when it has its GPUs. tell: what it
   // waits for, after a second, as a line for people.
   pool::Lease claim(const pool::LeaseRequest& wish, const std::function<void(const std::string&)>& tell);

@@ -21,7 +21,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr milliseconds kServerPatience{8000}, kManagerPatience{3000};
+constexpr milliseconds kServerPatience{8000}, kManagerPatience{3000}, kHeldPatience{15'000};
 constexpr int kMostQuickDeaths = 5;  // each within ten seconds of its start
 // Only the first server says at once that it has no driver; one that is started again waits for the repair.
 constexpr const char* kFirstServer = "GPUPOOL_SERVER_DRIVER_WAIT=2s";
@@ -158,7 +158,24 @@ bool Supervisor::watch(std::string* why) {
   }
 }
 
+// No server tells their programs that the pool is gone: those would wait for it for ever.
+void Supervisor::endHeld() {
+  if (!alive(manager_.process)) return;
+  try {
+    ManagerQuery query(std::vector{plan_.managerAddress}, 2000);
+    std::vector<Id> held;
+    for (const pool::Lease& lease : query.leases())
+      if (lease.state == "held") held.push_back(lease.id);
+    query.dropAll(held, kHeldPatience.count());
+  } catch (const kj::Exception& error) {
+    GPUPOOL_WARNING("programs of leases that are held may wait for ever: %s", pool::errorText(error).c_str());
+  } catch (const std::exception& error) {
+    GPUPOOL_WARNING("programs of leases that are held may wait for ever: %s", error.what());
+  }
+}
+
 void Supervisor::stop() {
+  endHeld();
   // In this order: programs whose server alone is shut down go on at another one (`gpupool run --protect`).
   endProcess(manager_.process, kManagerPatience);
   endProcess(server_.process, kServerPatience);

@@ -50,6 +50,7 @@ class Supervisor {
   std::string readiness(bool* ready);
   Child* firstDead();
   std::string explain(const std::string& what) const;
+  void endHeld();
   void stop();
 
   PoolDirectory& directory_;

@@ -146,6 +146,16 @@ TEST_CASE_METHOD(Moves, "a session that moves is opened where its lease is going
   CHECK(lost.empty());
 }
 
+TEST_CASE_METHOD(Moves, "a session that waits for its lease hears at once that it has ended") {
+  service->pool().drop({}, holder->lease()->id, service->now());
+  next.left = 1;
+  const Opened over = open(next);
+  CHECK(over.reply.status == Status::leaseEnded);
+  CHECK(contains(over.reply.text, "the lease has ended: somebody has released it"));
+  CHECK(contains(lost, "somebody has released it"));
+  CHECK(holder->lease() == nullptr);
+}
+
 TEST_CASE_METHOD(Moves, "a new session begins where the lease is going when its server is away") {
   moveSome();
   server = nullptr;

@@ -429,6 +429,31 @@ TEST_CASE_METHOD(Holds, "it waits for room, and nobody behind it overtakes it") 
   CHECK(pool.pool->leases().contains({3, 3}));
 }
 
+TEST_CASE_METHOD(Holds, "who ends it for its holder may wait until that one knows") {
+  held(1);
+  CHECK(pool->hasHeard({1, 1}, now));
+  SECTION("it renews") {
+    pool->drop(kAdmin, {1, 1}, now);
+    CHECK_FALSE(pool->hasHeard({1, 1}, now));
+    std::string why;
+    CHECK_FALSE(pool->renew(kAdmin, {1, 1}, now, &why));
+  }
+  SECTION("a program of it waits") {
+    pool->drop(kAdmin, {1, 1}, now);
+    CHECK_FALSE(pool->hasHeard({1, 1}, now));
+    CHECK(contains(thrown([&] { pool->places(kAdmin, {1, 1}); }), "gpupool release"));
+  }
+  SECTION("it is gone") {
+    pool->drop(kAdmin, {1, 1}, now);
+    now += request(1).ttlMs / 3;
+    CHECK_FALSE(pool->hasHeard({1, 1}, now));
+    now += 1000;
+  }
+  SECTION("it does so itself") { pool->release(kAdmin, {1, 1}, now); }
+  CHECK(pool->hasHeard({1, 1}, now));
+  CHECK_FALSE(isLive(1));
+}
+
 TEST_CASE_METHOD(Holds, "it ends as others do") {
   lease(1, 0);
   hold(1);

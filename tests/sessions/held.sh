@@ -170,4 +170,23 @@ check "restored: $err" until_true restored "$lease" wednesday
 await_checkpoint
 dies
 ends_right
-down
+
+case_of "the whole pool is taken down while a lease is held, and another one has just been released"
+gone() { ! kill -0 "$1" 2>/dev/null; }
+work=(--mib 32 --pause 2)
+launch --transport ucx --server second
+released=$program
+run gpupool checkpoint --hold "$lease" released
+check "held: $status $out $err" test "$status" -eq 0
+run gpupool release "$lease"
+check "released: $status $out $err" test "$status" -eq 0
+check "its program ends: $(cat "$folder/program.err")" until_true gone "$released"
+check "it says why: $(cat "$folder/program.err")" grep -q "the lease has ended" "$folder/program.err"
+launch --transport ucx --server second
+run gpupool checkpoint --hold "$lease" friday
+check "held: $status $out $err" test "$status" -eq 0
+run gpupool down
+check "it is down: $status $out $err" test "$status" -eq 0
+check "and says what ends: $out" has "$out" "1 lease that is held in files ends, and its programs; it cannot be restored"
+check "its program ends: $(cat "$folder/program.err")" until_true gone "$program"
+check "it says why: $(cat "$folder/program.err")" grep -q "the lease has ended" "$folder/program.err"
