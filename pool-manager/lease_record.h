@@ -47,7 +47,9 @@ struct Adoption {
 struct LeaseRecord : StoredLease {
   uint64_t deadlineMs = 0;           // of the holder's right
   std::map<Id, Adoption> adoptions;  // of a claim, by adopter; not stored: they renew
-  uint64_t grantedMs = 0;
+  uint64_t grantedMs = 0;            // the latest time: one that is restored is granted again
+  // Since its first grant, as of agedAtMs: this and not the calendar counts on from there.
+  uint64_t agedMs = 0, agedAtMs = 0;
   uint64_t chargedMs = 0;         // its tenant is charged until then
   uint64_t endsMs = kNever;       // when its time limit is over
   uint64_t revokingMs = 0;        // since when
@@ -122,6 +124,7 @@ struct LeaseRecord : StoredLease {
     std::erase_if(protection, isLeft);
     std::erase_if(lentTo, isLeft);
   }
+  uint64_t ageMs(uint64_t now) const { return agedMs + now - agedAtMs; }
   bool runs() const { return state != LeaseState::revoking && !isEnd(state); }
   // Suspended, until its programs call or, if there is a preemptor, until it is its turn.
   bool comesBack() const { return state == LeaseState::suspended && !reason.empty(); }

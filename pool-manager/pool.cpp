@@ -126,7 +126,9 @@ void Pool::load(Store& store, const PoolStart& start) {
     if (record.isPlaced()) record.suspension.kept = record.primary().kept;
     if (record.hold) record.suspension.held = record.hold->held;
     record.deadlineMs = start.nowMs + record.ttlMs;
-    record.grantedMs = record.revokingMs = record.ranSinceMs = record.chargedMs = start.nowMs;
+    record.grantedMs = record.revokingMs = record.ranSinceMs = record.chargedMs = record.agedAtMs =
+        start.nowMs;
+    if (record.grantedAtMs != 0) record.agedMs = calendarMs - std::min(calendarMs, record.grantedAtMs);
     if (!record.standby.empty()) standbyFor_[record.standby].insert(record.id);
     epoch_ = std::max(epoch_, record.standbyEpoch);
     if (record.state == LeaseState::revoking) revoking_.insert(record.id);
@@ -281,7 +283,7 @@ std::vector<Lease> Pool::list(const Principal& who, uint64_t now) const {
   for (const auto& [id, record] : leases_) {
     Lease& lease = list.emplace_back(wireLease(record));
     lease.key.clear();
-    lease.ageMs = now - record.grantedMs;
+    lease.ageMs = record.ageMs(now);
     if (record.state == LeaseState::held) {
       lease.server = {};
       lease.devices.clear();
@@ -336,8 +338,7 @@ const std::string* Pool::endedBecause(const Id& id) const {
 std::string Pool::describeHolder(const LeaseRecord& record, const Principal& who, uint64_t now) const {
   if (!who.owns(record.tenant)) return "";
   std::string text = record.holder.empty() ? "lease " + record.id.text() : record.holder;
-  text +=
-      " (" + (record.tenant.empty() ? "" : "tenant " + record.tenant + ", ") + age(now - record.grantedMs);
+  text += " (" + (record.tenant.empty() ? "" : "tenant " + record.tenant + ", ") + age(record.ageMs(now));
   if (record.state == LeaseState::revoking) text += ", ending";
   if (const std::string others = lentTo(record, now); !others.empty())
     text += ": memory of it is in use by " + others;

@@ -389,7 +389,8 @@ void Pool::create(const Waiter& waiter, Choice choice, uint64_t now) {
     record.endsAtBootMs = record.endsMs + stoodStillMs_;
   }
   record.deadlineMs = now + request.ttlMs;
-  record.grantedMs = record.ranSinceMs = record.chargedMs = now;
+  record.grantedMs = record.ranSinceMs = record.chargedMs = record.agedAtMs = now;
+  record.grantedAtMs = events_.calendarMs();
   record.unborn = true;
   setState(record, LeaseState::granting);
   if (wantsStandby(record)) nameStandby(record, now);

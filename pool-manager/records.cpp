@@ -158,6 +158,7 @@ std::string encodeLease(const StoredLease& lease, const std::string& bootId) {
   root.setFingerprint(data(lease.fingerprint));
   root.setStandby(lease.standby);
   root.setStandbyEpoch(lease.standbyEpoch);
+  root.setGrantedAtMs(lease.grantedAtMs);
   const auto words = capnp::messageToFlatArray(message);
   return {words.asChars().begin(), words.asChars().size()};
 }
@@ -201,6 +202,7 @@ StoredLease decodeLease(const std::string& bytes, const std::string& bootId) try
   lease.fingerprint = pool::bytes(root.getFingerprint());
   lease.standby = text(root.getStandby());
   lease.standbyEpoch = root.getStandbyEpoch();
+  lease.grantedAtMs = root.getGrantedAtMs();
   if (text(root.getBootId()) == bootId) {
     lease.process = {static_cast<int>(root.getHolderPid()), root.getHolderStartTicks()};
     lease.endsAtBootMs = root.getEndsAtBootMs();

@@ -71,6 +71,7 @@ struct StoredLease {
   std::string fingerprint;   // likewise
   std::string standby = {};  // the server that keeps its checkpoints (pool_standbys.cpp); empty: none does
   uint64_t standbyEpoch = 0;
+  uint64_t grantedAtMs = 0;  // since 1970; 0: unknown, of an earlier gpupool
 
   // Not of a held lease.
   const Placement& primary() const;

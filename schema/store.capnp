@@ -117,6 +117,7 @@ struct StoredLease @0x8715107ac5c11db0 {
   fingerprint @23 :Data;       # as in LeaseRequest
   standby @24 :Text;           # the name of the server that keeps its checkpoints; empty: none does
   standbyEpoch @25 :UInt64;    # as in Lease
+  grantedAtMs @26 :UInt64;     # since 1970; 0: unknown
 }
 struct StoredHold @0xeebb922a4c00a4b5 {
   held @0 :HeldLease;

@@ -429,6 +429,27 @@ TEST_CASE_METHOD(Holds, "it waits for room, and nobody behind it overtakes it") 
   CHECK(pool.pool->leases().contains({3, 3}));
 }
 
+TEST_CASE_METHOD(Holds, "a lease is as old as its grant, whatever has become of it since") {
+  held(1);
+  now += 60'000;
+  const auto ageMs = [&] { return pool->list(kAdmin, now).at(0).ageMs; };
+  CHECK(ageMs() == 60'000);
+  restart();
+  CHECK(ageMs() == 60'000);
+  startServer(2);
+  granted(1);
+  now += 5000;
+  CHECK(ageMs() == 65'000);
+  pool->resumeFailed({1, 1}, events.resumes.back().number, "damaged", true, now);
+  REQUIRE(state(1) == LeaseState::held);
+  CHECK(ageMs() == 65'000);
+  calendarS -= 3600;  // somebody has set the clock: never younger than the manager's own life
+  restart();
+  CHECK(ageMs() == 0);
+  now += 1000;
+  CHECK(ageMs() == 1000);
+}
+
 TEST_CASE_METHOD(Holds, "who ends it for its holder may wait until that one knows") {
   held(1);
   CHECK(pool->hasHeard({1, 1}, now));
