@@ -134,6 +134,7 @@ kj::Promise<SuspendResult> Service::suspendLease(const Principal& who, const Id&
 
 kj::Promise<void> Service::resumeLease(const Principal& who, const Id& id, uint32_t waitMs,
                                        const std::string& folder, const MoveTarget& to) {
+  pool_.dropUnwanted(id);  // before this one waits for an answer, too
   return ask(resuming_, id, [&](uint64_t now) { pool_.resume(who, id, waitMs, now, folder, to); });
 }
 

@@ -128,6 +128,22 @@ TEST_CASE_METHOD(Suspends, "who goes away while it waits to be resumed leaves th
   await(lease(*other, small));
 }
 
+TEST_CASE_METHOD(Suspends, "who asks again after somebody who has gone away waits anew") {
+  await(suspend(*holder, held.id));
+  LeaseRequest small = wish();
+  small.memoryBytes = uint64_t{1} << 30;
+  auto other = connect();
+  await(lease(*other, small));
+  for (int i = 0; i < 3; ++i) {
+    {
+      auto waiting = resume(*holder, held.id, 60'000);
+      pause(1);
+    }
+    pause(1);  // no tick, in which it would leave the queue
+    CHECK_FALSE(contains(refusal(resume(*holder, held.id)), "waits already"));
+  }
+}
+
 TEST_CASE_METHOD(Suspends, "a server's refusals are told in its words") {
   const auto suspending = [&] { return refusal(suspend(*holder, held.id).ignoreResult()); };
   server.refuseSuspend = "GPU 0 was not idle within 1.0 s";
