@@ -108,6 +108,9 @@ struct LeaseCounts {
   int64_t checkpointAgeMs = -1;
 };
 
+// Instead of a lease's holder, to those that may not know him (Principal::owns).
+inline constexpr char kInUse[] = "in use";
+
 // What is known of why sessions of a lease could not be moved, and of why its end cannot be confirmed, as in
 // pool.capnp.
 struct LeaseHindrances {

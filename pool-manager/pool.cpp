@@ -314,7 +314,7 @@ std::vector<Lease> Pool::list(const Principal& who, uint64_t now) const {
     lease.job.clear();
     lease.adopters.clear();
     if (lease.turn) lease.turn->note.clear();
-    lease.holder = "in use";
+    lease.holder = kInUse;
     lease.held = {};
     lease.tenant.clear();
     lease.reason.clear();

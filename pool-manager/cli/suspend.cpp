@@ -76,13 +76,17 @@ struct Order {
   const char* none;                                                        // concerns none on the server
 };
 
-// All leases of a server; one that fails does not keep the others from it.
+// All leases of a server that are the asker's; one that fails does not keep the others from it.
 int onServer(ManagerQuery& query, const std::string& server, const Order& order) {
-  bool known = false, failed = false, any = false;
+  bool known = false, failed = false, any = false, others = false;
   for (const ListedServer& one : query.servers()) known = known || one.info.name == server;
   if (!known) throw CommandError(kExitFailure, "there is no server " + server);
   for (const pool::Lease& lease : query.leases()) {
     if (lease.server.name != server || !order.concerns(lease)) continue;
+    if (lease.holder == pool::kInUse) {
+      others = true;
+      continue;
+    }
     any = true;
     try {
       std::cout << "gpupool: " + order.carryOut(query, lease) << "\n" << std::flush;
@@ -92,16 +96,21 @@ int onServer(ManagerQuery& query, const std::string& server, const Order& order)
       std::cerr << "gpupool: lease " << shortId(lease.id) << ": " << pool::errorText(error) << "\n";
     }
   }
-  if (!any) std::cout << "gpupool: " << order.none << server << "\n";
+  if (!any)
+    std::cout << "gpupool: " << order.none << server
+              << (others ? " but those of other tenants, which are not yours to change\n" : "\n");
   return failed ? kExitFailure : 0;
 }
 
 int run(const Words& words, const Order& order) {
   ClientOptions client;
   std::string server;
-  const Parsed parsed = parseCommand(
-      words, order.help, &client, kAskingOptions,
-      {order.option, {"server", server, "NAME", "All leases on this server, one after the other.", true}});
+  const Parsed parsed = parseCommand(words, order.help, &client, kAskingOptions,
+                                     {order.option,
+                                      {"server", server, "NAME",
+                                       "All leases on this server that are your own, or all if you are the "
+                                       "pool's operator, one after the other.",
+                                       true}});
   if (parsed.helped) return 0;
   order.check();
   if (parsed.rest.size() != (server.empty() ? 1 : 0) || (server.empty() && parsed.rest[0].empty()))

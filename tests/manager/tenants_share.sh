@@ -45,6 +45,9 @@ check "another tenant sees that it is in use: $seen" grep -Eq "^$lease .* in use
 check "and neither whose nor what for: $seen" test "${seen/alice/}${seen/is for/}" = "$seen$seen"
 run as bob release "$lease"
 check "nor can it end it: $err" test "$status" -ne 0
+run as bob suspend --server one
+check "nor suspend it, which is not tried: $status $out $err" test "$status" -eq 0 -a -z "$err"
+check "and that is said: $out" has "$out" "no lease runs on one but those of other tenants, which are not yours to change"
 
 case_of "another tenant's program"
 now bob -- --spy "$folder/line"
