@@ -5,6 +5,7 @@
 #include <iostream>
 
 #include "pool-manager/cli/command.h"
+#include "pool-manager/cli/goes_on.h"
 #include "pool-manager/cli/manager_query.h"
 #include "pool-manager/cli/places.h"
 #include "pool-manager/cli/target.h"
@@ -91,7 +92,7 @@ int runRestore(const Words& words) {
   ManagerQuery query(client, kListMs);
   const Id id = findLease(query.leases(), parsed.rest[0]);
   const auto waitMs = static_cast<unsigned>(wait.count());
-  query.resume(id, waitMs, waitMs + kWriteMs, parsed.rest[1], target);
+  query.resume(id, waitMs, waitMs + kWriteMs, parsed.rest[1], target, tellPeople);
   std::cout << "gpupool: lease " << shortId(id) << " runs\n";
   return 0;
 }
@@ -118,6 +119,7 @@ int runCheckpoint(const Words& words) {
   ManagerQuery query(client, kListMs);
   const Id id = findLease(query.leases(), parsed.rest[0]);
   const auto drainMs = static_cast<unsigned>(drain.count());
+  const GoesOn goesOn("lease " + shortId(id) + " goes on being written into files");
   if (hold) {
     const auto held = query.suspend(id, drainMs, drainMs + kWriteMs, parsed.rest[1]);
     std::cout << "gpupool: " << describeHeld(id, parsed.rest[1], held) << "\n";

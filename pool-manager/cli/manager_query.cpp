@@ -1,5 +1,7 @@
 #include "pool-manager/cli/manager_query.h"
 
+#include <iostream>
+
 #include "base/log.h"
 #include "pool-manager/cli/command.h"
 #include "pool-manager/cli/places.h"
@@ -201,8 +203,31 @@ pool::SuspendResult ManagerQuery::suspend(const Id& id, unsigned drainMs, uint64
                limitMs);
 }
 
+// While its memory is brought back, which takes long, too, it is in another state.
+kj::Promise<void> ManagerQuery::tellResumeAwaited(const Id& id, unsigned waitMs,
+                                                  const std::function<void(const std::string&)>& tell) {
+  if (waitMs == 0) return kj::READY_NOW;
+  return io_.provider->getTimer()
+      .afterDelay(1 * kj::SECONDS)
+      .then([this] { return connection_->manager().leasesRequest().send(); })
+      .then([id, wait = options::formatTime(std::chrono::milliseconds(waitMs)),
+             tell](capnp::Response<schema::Manager::LeasesResults>&& response) {
+        for (auto one : response.getLeases()) {
+          const pool::Lease lease = pool::read(one);
+          if (lease.id != id || (lease.state != "suspended" && lease.state != "held")) continue;
+          tell("waiting (--wait " + wait + "): lease " + shortId(id) + " wants room" +
+               (lease.state == "held" ? "" : " on " + lease.server.name) +
+               "; `gpupool devices` shows who has it");
+        }
+      })
+      .eagerlyEvaluate([](kj::Exception&& error) {
+        GPUPOOL_INFO("what is waited for is not known: %s", pool::errorText(error).c_str());
+      });
+}
+
 void ManagerQuery::resume(const Id& id, unsigned waitMs, uint64_t limitMs, const std::string& folder,
-                          const pool::MoveTarget& to) {
+                          const pool::MoveTarget& to, const std::function<void(const std::string&)>& tell) {
+  const auto telling = tellResumeAwaited(id, waitMs, tell);
   auto request = connection_->manager().resumeRequest();
   pool::write(id, request.initId());
   request.setFolder(folder);
@@ -282,6 +307,8 @@ std::vector<pool::TenantUse> ManagerQuery::tenants() {
     return uses;
   }));
 }
+
+void tellPeople(const std::string& text) { std::cerr << "gpupool: " + text + "\n"; }
 
 void demandDigits(const std::string& digits, const std::string& what) {
   if (digits.size() < kLeastDigits)

@@ -85,8 +85,11 @@ class ManagerQuery {
   // These return when it is done, and fail after limitMs.
   pool::SuspendResult suspend(const Id& id, unsigned drainMs, uint64_t limitMs,
                               const std::string& folder = "");
-  void resume(const Id& id, unsigned waitMs, uint64_t limitMs, const std::string& folder = "",
-              const pool::MoveTarget& to = {});
+  // tell: where it waits for room after a second, a line for people.
+  void resume(
+      const Id& id, unsigned waitMs, uint64_t limitMs, const std::string& folder = "",
+      const pool::MoveTarget& to = {},
+      const std::function<void(const std::string&)>& tell = [](const std::string&) {});
   pool::CheckpointResult checkpoint(const Id& id, unsigned drainMs, const std::string& folder,
                                     uint64_t limitMs);
   pool::MigrateResult migrate(const Id& id, unsigned drainMs, const pool::MoveTarget& to, uint64_t limitMs);
@@ -99,6 +102,8 @@ class ManagerQuery {
   std::vector<pool::TenantUse> tenants();
 
  private:
+  kj::Promise<void> tellResumeAwaited(const Id& id, unsigned waitMs,
+                                      const std::function<void(const std::string&)>& tell);
   kj::Promise<void> tellAwaited(const pool::LeaseRequest& wish,
                                 const std::function<void(const std::string&)>& tell);
   schema::Administration::Client administration() {
@@ -111,6 +116,9 @@ class ManagerQuery {
   unsigned limitMs_;
   kj::Own<pool::ManagerConnection> connection_;
 };
+
+// A line on stderr.
+void tellPeople(const std::string& text);
 
 // Fewer digits of an id name nothing: who slips ends nobody's lease.
 inline constexpr size_t kLeastDigits = 4;

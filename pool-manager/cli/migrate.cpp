@@ -5,6 +5,7 @@
 #include <iostream>
 
 #include "pool-manager/cli/command.h"
+#include "pool-manager/cli/goes_on.h"
 #include "pool-manager/cli/manager_query.h"
 #include "pool-manager/cli/places.h"
 #include "pool-manager/cli/target.h"
@@ -74,6 +75,7 @@ int runMigrate(const Words& words) {
   ManagerQuery query(client, kListMs);
   const Id id = findLease(query.leases(), parsed.rest[0]);
   const auto drainMs = static_cast<unsigned>(drain.count());
+  const GoesOn goesOn("lease " + shortId(id) + " goes on being moved");
   const pool::MigrateResult result = query.migrate(id, drainMs, target, drainMs + kMigrateMs);
   std::cout << "gpupool: " << describe(id, result) << "\n";
   return 0;

@@ -154,7 +154,7 @@ int runResume(const Words& words) {
                      [](const pool::Lease& lease) { return lease.state == "suspended"; },
                      [&](ManagerQuery& query, const pool::Lease& lease) {
                        const auto waitMs = static_cast<unsigned>(wait.count());
-                       query.resume(lease.id, waitMs, waitMs + kMoveMs);
+                       query.resume(lease.id, waitMs, waitMs + kMoveMs, "", {}, tellPeople);
                        return "lease " + shortId(lease.id) + " runs";
                      },
                      [&] {

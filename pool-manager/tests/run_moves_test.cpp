@@ -75,6 +75,36 @@ TEST_CASE_METHOD(Moves, "a lease is moved to where --to says, and the tool says 
   }
 }
 
+TEST_CASE_METHOD(Moves, "who interrupts a move hears that it goes on") {
+  server->muteMigrate = true;
+  Program moving;
+  start(moving, {TOOL, "migrate", id});
+  REQUIRE(until([&] { return !server->migrations.empty(); }));
+  ::kill(moving.pid, SIGINT);
+  finish(moving);
+  CHECK(moving.signal() == SIGINT);
+  CHECK(moving.text == "gpupool: interrupted, but lease " + id.substr(0, 8) +
+                           " goes on being moved; `gpupool leases` shows what becomes of it\n");
+}
+
+TEST_CASE_METHOD(Moves, "who waits until a lease is resumed is told so") {
+  tool(0, {"suspend", id});
+  Program another, waiting;
+  start(another, {TOOL, "run", "--server", "a", "--memory", "1GiB", "--", APPLICATION, "sleep", "60"});
+  sleeper(another);
+  start(waiting, {TOOL, "resume", "--wait", "1m", id});
+  const std::string told = "gpupool: waiting (--wait 1m): lease " + id.substr(0, 8) +
+                           " wants room on a; `gpupool devices` shows who has it\n";
+  CHECK(until([&] {
+    waiting.poll();
+    return contains(waiting.text, told);
+  }));
+  ::kill(another.pid, SIGTERM);
+  finish(another);
+  finish(waiting);
+  CHECK(waiting.text == told + "gpupool: lease " + id.substr(0, 8) + " runs\n");
+}
+
 TEST_CASE_METHOD(Moves, "a lease that has sessions in both places is shown, and goes on") {
   moveSome();
   const std::string shown = tool(0, {"leases", "-v"});
