@@ -97,7 +97,7 @@ TEST_CASE_METHOD(Made,
   revoke("alice/one");
   // At once, though the connection is there for some more milliseconds.
   const std::string said = refusal([&] { send(one->manager().renewRequest(), held.id); });
-  CHECK((contains(said, "was revoked on") || contains(said, "disconnected")));
+  CHECK((contains(said, "was revoked on") || contains(said, "connection was closed")));
   CHECK(ended(*one));
   CHECK(eventually([&] { return service->pool().waiting() == 0; }));
   CHECK(contains(refusal([&] { connect("alice", first); }), "(one) was revoked on"));

@@ -159,10 +159,11 @@ TEST_CASE_METHOD(Hurried, "before the proof a connection gets refusals only, and
   CHECK(contains(refusal([&] { manager.proveRequest().send().wait(io.waitScope); }),
                  "without a login before it"));
   CHECK(contains(refusal([&] { connect("", ""); }), "requires a token: name the file"));
-  // The connection ends: "disconnected", or "reset" where a request was on its way.
+  // The connection ends: "closed", or "reset" where a request was on its way.
   const auto ended = [&] {
     const std::string said = refusal([&] { manager.leasesRequest().send().wait(io.waitScope); });
-    return contains(said, "disconnected") || contains(said, "reset by peer") || contains(said, "Broken pipe");
+    return contains(said, "connection was closed") || contains(said, "reset by peer") ||
+           contains(said, "Broken pipe");
   };
   CHECK(eventually(ended));
   auto proven = connect("alice", kAlicesToken);

@@ -110,8 +110,10 @@ kj::Promise<MoveAnswer> SessionTable::orderMove(Session& old, uint64_t epoch, co
     if (old.text.empty() && !old.copies) old.text = "its worker took no order any more";
     old.worker->kill();
   }
-  auto late = isStuckBefore(old.number, timer_.now() + means.bound, timer_.now())
-                  .then([this, number = old.number](bool stuck) { return moveLate(number, stuck); });
+  auto late =
+      isStuckBefore(old.number, timer_.now() + means.bound).then([this, number = old.number](bool stuck) {
+        return moveLate(number, stuck);
+      });
   // Its end is an answer, by `conclude`.
   auto never = late.then([]() -> kj::Promise<MoveAnswer> { return kj::NEVER_DONE; });
   return pair.promise.exclusiveJoin(kj::mv(never));

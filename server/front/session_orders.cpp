@@ -110,38 +110,39 @@ kj::Promise<Outcome> SessionTable::order(Session& session, capnp::MessageBuilder
 
 kj::Promise<Outcome> SessionTable::answerWithin(kj::Promise<Outcome> answer, uint64_t number,
                                                 const char* what, kj::Duration bound) {
-  auto late =
-      isStuckBefore(number, timer_.now() + bound, timer_.now()).then([this, what, number](bool stuck) {
-        Session* slow = find(number);
-        if (slow == nullptr) return kj::Promise<void>(kj::READY_NOW);
-        if (stuck && slow->answer.get() != nullptr) {
-          const std::string why = killStuck(*slow);
-          slow->answer->fulfill(Outcome{.error = why});
-          slow->answer = nullptr;
-          return kj::Promise<void>(kj::READY_NOW);
-        }
-        GPUPOOL_ERROR("worker %d did not answer the order %s in its time: its session is ended",
-                      slow->worker->pid(), what);
-        return end(*slow, std::string("the session's worker did not answer the order ") + what);
-      });
+  auto late = isStuckBefore(number, timer_.now() + bound).then([this, what, number](bool stuck) {
+    Session* slow = find(number);
+    if (slow == nullptr) return kj::Promise<void>(kj::READY_NOW);
+    if (stuck && slow->answer.get() != nullptr) {
+      const std::string why = killStuck(*slow);
+      slow->answer->fulfill(Outcome{.error = why});
+      slow->answer = nullptr;
+      return kj::Promise<void>(kj::READY_NOW);
+    }
+    GPUPOOL_ERROR("worker %d did not answer the order %s in its time: its session is ended",
+                  slow->worker->pid(), what);
+    return end(*slow, std::string("the session's worker did not answer the order ") + what);
+  });
   // Its end is an outcome, by `finish`.
   auto never = late.then([]() -> kj::Promise<Outcome> { return kj::NEVER_DONE; });
   return answer.exclusiveJoin(kj::mv(never));
 }
 
-kj::Promise<bool> SessionTable::isStuckBefore(uint64_t number, kj::TimePoint until, kj::TimePoint read) {
-  constexpr int kLooks = 6;
+// Looks are counted, not the time between them: a server that was stopped itself has not looked.
+kj::Promise<bool> SessionTable::isStuckBefore(uint64_t number, kj::TimePoint until, unsigned unread) {
+  constexpr unsigned kLooks = 6;
   Session* session = find(number);
   if (session == nullptr) return false;
-  const kj::TimePoint now = timer_.now();
   if (session->worker->hasRead()) {
-    read = now;
+    unread = 0;
     session->worker->probe();
+  } else if (++unread > kLooks) {
+    return true;
   }
-  if (now - read >= bounds_.reads) return true;
+  const kj::TimePoint now = timer_.now();
   if (now >= until) return false;
-  return timer_.afterDelay(std::min(bounds_.reads / kLooks, until - now)).then([this, number, until, read] {
-    return isStuckBefore(number, until, read);
+  return timer_.afterDelay(std::min(bounds_.reads / kLooks, until - now)).then([this, number, until, unread] {
+    return isStuckBefore(number, until, unread);
   });
 }
 

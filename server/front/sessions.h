@@ -359,9 +359,9 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
                              std::span<const int> descriptors, bool toSuspend, kj::Duration bound);
   kj::Promise<Outcome> answerWithin(kj::Promise<Outcome> answer, uint64_t number, const char* what,
                                     kj::Duration bound);
-  // Resolves at that time, or, with true, when the session's worker has read nothing for Bounds::reads.
-  // read: when it had read all. Also when the session is no more.
-  kj::Promise<bool> isStuckBefore(uint64_t number, kj::TimePoint until, kj::TimePoint read);
+  // Resolves at that time, or, with true, when the session's worker has read nothing for Bounds::reads. Also
+  // when the session is no more. unread: so many looks in a row have seen that.
+  kj::Promise<bool> isStuckBefore(uint64_t number, kj::TimePoint until, unsigned unread = 0);
   std::string killStuck(Session& session) const;  // why, for people
   void answered(Session& session, schema::SuspendReport::Reader report);
   kj::Promise<void> end(Session& session, const std::string& reason);
