@@ -458,7 +458,9 @@ class Pool {
   uint64_t timeLeftMs(const StoredLease& lease, uint64_t bootMs) const;
   void countStandstill();
   bool hasEnded(const LocalProcess& process);
-  void noteUnheard(const LeaseRecord& record, uint64_t now);
+  // Of a lease that somebody ends for its holder; none: there is nobody to hear of it.
+  static std::optional<Unheard> unheardOf(const LeaseRecord& record, uint64_t now);
+  void noteUnheard(const Id& id, const Unheard& unheard, uint64_t now);
   void takeOver(LeaseRecord& record, const LocalProcess& process);
   void bury(const Id& id, const std::string& reason, uint64_t now);
   void forgetTombstones(uint64_t now);

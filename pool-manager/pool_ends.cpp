@@ -332,10 +332,14 @@ bool Pool::hasEnded(const LocalProcess& process) {
 
 // It was held in files when somebody else ended it: no server tells its programs, but its holder, which asks
 // three times in the lease's time, and more often while a program waits.
-void Pool::noteUnheard(const LeaseRecord& record, uint64_t now) {
+std::optional<Pool::Unheard> Pool::unheardOf(const LeaseRecord& record, uint64_t now) {
+  if (!record.runs() || !record.hold) return std::nullopt;
+  return Unheard{record.process, now + std::min(record.ttlMs / 3, kMostUnheardMs) + kHearMs};
+}
+
+void Pool::noteUnheard(const Id& id, const Unheard& unheard, uint64_t now) {
   std::erase_if(unheard_, [now](const auto& one) { return now >= one.second.untilMs; });
-  if (record.runs() && record.hold)
-    unheard_[record.id] = {record.process, now + std::min(record.ttlMs / 3, kMostUnheardMs) + kHearMs};
+  unheard_[id] = unheard;
 }
 
 bool Pool::hasHeard(const Id& id, uint64_t now) {

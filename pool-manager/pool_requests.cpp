@@ -470,8 +470,10 @@ bool Pool::releaseFor(const Principal& who, const Id& id, const std::string& rea
 bool Pool::drop(const Principal& who, const Id& id, uint64_t now) {
   const auto at = leases_.find(id);
   if (at == leases_.end() || at->second.state != LeaseState::lost) {
-    if (at != leases_.end()) noteUnheard(at->second, now);
-    return releaseFor(who, id, kByHand, now);
+    const std::optional<Unheard> unheard = at == leases_.end() ? std::nullopt : unheardOf(at->second, now);
+    const bool ends = releaseFor(who, id, kByHand, now);
+    if (ends && unheard) noteUnheard(id, *unheard, now);
+    return ends;
   }
   latestMs_ = now;
   LeaseRecord& record = at->second;

@@ -122,19 +122,18 @@ kj::Promise<MoveAnswer> SessionTable::orderMove(Session& old, uint64_t epoch, co
 kj::Promise<void> SessionTable::moveLate(uint64_t number, bool stuck) {
   Session* session = find(number);
   if (session == nullptr || session->moved.get() == nullptr) return kj::READY_NOW;
-  const std::string why = "the session's worker did not answer the order to be moved";
-  if (!stuck)
-    GPUPOOL_ERROR("worker %d did not answer the order to be moved in its time: it is ended",
-                  session->worker->pid());
   const Session* other = next(number);
-  const bool isHere = other == nullptr || other->client.get() < 0 || other->exit;
+  const bool atNext = other != nullptr && other->client.get() >= 0 && !other->exit;
+  const bool isHere = !atNext && session->toServer.empty();
   if (stuck) {
     const std::string hangs = killStuck(*session);
-    if (isHere && session->toServer.empty())
-      std::exchange(session->moved, nullptr)->fulfill(MoveAnswer{.error = hangs});
+    if (isHere) std::exchange(session->moved, nullptr)->fulfill(MoveAnswer{.error = hangs});
     return kj::READY_NOW;
   }
-  if (isHere && session->toServer.empty()) return end(*session, why);
+  const std::string why = "the session's worker did not answer the order to be moved";
+  GPUPOOL_ERROR("worker %d did not answer the order to be moved in its time: it is ended",
+                session->worker->pid());
+  if (isHere) return end(*session, why);
   // Its client may be with the next worker. Told to stop, this one would tell it that the session is over.
   if (session->text.empty()) session->text = why;
   session->worker->kill();

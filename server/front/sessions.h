@@ -91,7 +91,7 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   struct Bounds {
     kj::Duration stop = 2 * kj::SECONDS;   // from the order to SIGKILL
     kj::Duration exit = 10 * kj::SECONDS;  // from the worker's own report to SIGKILL
-    // Of a worker that has an order: until what it has left unread says that it is stopped, or hangs.
+    // A worker that has an order and has read nothing for so long is taken for stopped or hung.
     kj::Duration reads = 30 * kj::SECONDS;
     // Of a session that comes from another server: until its worker has rebuilt it, and from then until its
     // client comes. Its state socket ends where the other server does; these are for one that says nothing

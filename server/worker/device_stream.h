@@ -2,8 +2,8 @@
 // The bytes of a session's device memory on the state socket: all pieces, in the order of Space::takeStock,
 // as one run of bytes in parts (StateSocket). Two buffers of host memory take turns, so that one is on the
 // wire while the other one is copied and its checksum made; nothing else is held. Parts that come through
-// shared memory are copied to the device from there. Everything stands still. Over parallel connections
-// (parallel_sockets.h) each carries every so-manieth part, behind its number (8 bytes).
+// shared memory are copied to the device from there. Everything stands still. Where there are n connections
+// (parallel_sockets.h) each carries every n-th part, and each part comes behind its number (8 bytes).
 //
 // Belongs to one thread, which has the same context current before and behind it.
 
@@ -20,8 +20,8 @@ namespace gpupool::server {
 
 class DeviceStream {
  public:
-  // Behind takeStock, or adopt and comeBack. Of `shares` connections one: the parts whose numbers leave the
-  // rest `share`.
+  // Behind takeStock, or adopt and comeBack. The stream of one of `shares` connections: it carries the parts
+  // whose number modulo `shares` is `share`.
   explicit DeviceStream(Session& session, DevicePieces::List pieces = nullptr, size_t share = 0,
                         size_t shares = 1)
       : session_(session), pieces_(session, std::move(pieces)), share_(share), shares_(shares) {}
@@ -48,12 +48,13 @@ class DeviceStream {
   };
   // memory: null: makes some.
   std::string prepare(std::shared_ptr<transport::SharedMemory> memory = nullptr);
-  // What comes next, in that buffer; without ranges behind the last piece.
+  // What comes next, in that buffer; without ranges behind the last piece. cutAny: of all shares.
   Part cut(size_t buffer);
   Part cutAny(size_t buffer);
   std::string fill(Part& part);  // from the device
   std::string copy(const Part& part, std::byte* at, bool out);
-  // Where parts are dealt out: false, and the socket's error, if it is another one.
+  // The part's number, where there are several connections. False: the socket's error, as when another part
+  // comes.
   bool sayNumber(StateSocket& socket, const Part& part) const;
   bool hearNumber(StateSocket& socket, const Part& part) const;
 

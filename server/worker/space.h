@@ -174,9 +174,9 @@ class Space {
   // Registered in the next context that becomes current. descriptor: -1: fresh memory. False: it does not fit
   // the arena, or there is none.
   bool adoptHost(uint64_t address, int descriptor, size_t bytes);
-  // An address at which the piece's own device reads and writes it, until closePiece, which comes as often as
-  // this, on any threads: one of its mappings, or
-  // one made for this where all of them are closed to it.
+  // An address at which the piece's own device reads and writes it, until closePiece: one of its mappings, or
+  // one made for this where all of them are closed to it. Several threads may have a piece open: each closes
+  // it as often as it opens it.
   CUresult openPiece(size_t index, CUdeviceptr& address);
   void closePiece(size_t index, CUdeviceptr address);
   // That one is a mapping of the session: it is there behind closePiece, too.

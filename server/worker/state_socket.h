@@ -111,10 +111,10 @@ class StateSocket {
   // True: the peer is gone, or sends nothing more. Does not wait.
   bool ended() const;
 
-  // Until null: whoever waits or is about to ends as soon as it is true, which any thread may make it. As if
-  // the peer had ended.
+  // From now on every function also fails, as if the peer had ended, once *over is true: a wait ends with it.
+  // Any thread may set it. Null: no more. It must live until then.
   void endWith(const std::atomic<bool>* over) { over_ = over; }
-  // For what is asked of the socket itself, and for those that only read and write.
+  // For its addresses, and to shut it down; it stays this object's.
   int descriptor() const { return socket_; }
 
   const std::string& error() const { return error_; }

@@ -56,9 +56,16 @@ struct Ends {
   void connect() {
     const auto offer = in.offer(*receiver, kBeside);
     REQUIRE(offer);
-    std::thread other([&] { CHECK(out.connect(*sender, *offer)); });
-    CHECK(in.accept(*receiver));
+    agree(*offer);
+  }
+  // offer: as the sender has it.
+  void agree(const ParallelSockets::Offer& offer) {
+    bool connected = false;
+    std::thread other([&] { connected = out.connect(*sender, offer); });
+    const bool accepted = in.accept(*receiver);
     other.join();
+    CHECK(connected);
+    CHECK(accepted);
   }
   // Both ends do their parts at a time.
   std::pair<std::string, std::string> together(const ParallelSockets::Work& sends,
@@ -118,9 +125,7 @@ TEST_CASE("parallel sockets: whoever does not know the secret is not taken for t
     const size_t bytes = i % 3 == 0 ? 0 : i % 3 == 1 ? 5 : sizeof wrong;  // silent, or lying
     REQUIRE(send(strangers.back(), &wrong, bytes, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes));
   }
-  std::thread other([&] { CHECK(ends.out.connect(*ends.sender, *offer)); });
-  CHECK(ends.in.accept(*ends.receiver));
-  other.join();
+  ends.agree(*offer);
   ends.haveTheSame();
 }
 
@@ -130,6 +135,7 @@ TEST_CASE("parallel sockets: connections are told apart by their numbers, in wha
   const auto offer = ends.in.offer(*ends.receiver, kBeside);
   REQUIRE(offer);
   std::vector<std::unique_ptr<StateSocket>> made;
+  made.reserve(kBeside);
   for (unsigned i = 0; i < kBeside; ++i)
     made.push_back(std::make_unique<StateSocket>(Descriptor(dial(offer->port)), never));
   StateSocket twice(Descriptor(dial(offer->port)), never), wild(Descriptor(dial(offer->port)), never);
@@ -139,7 +145,8 @@ TEST_CASE("parallel sockets: connections are told apart by their numbers, in wha
     greeting.secret = offer->secret;
     REQUIRE(socket.send(std::as_bytes(std::span(&greeting, 1)).subspan(from, bytes)));
   };
-  std::thread other([&] { CHECK(ends.in.accept(*ends.receiver)); });
+  bool accepted = false;
+  std::thread other([&] { accepted = ends.in.accept(*ends.receiver); });
   const uint64_t count = kBeside;
   REQUIRE(ends.sender->send(std::as_bytes(std::span(&count, 1))));
   greet(*made[0], 0, 0, 7);
@@ -151,6 +158,7 @@ TEST_CASE("parallel sockets: connections are told apart by their numbers, in wha
   std::this_thread::sleep_for(100ms);
   greet(*made[0], 0, 7, sizeof(ParallelSockets::Greeting) - 7);
   other.join();
+  CHECK(accepted);
   uint64_t numbers = 0;
   REQUIRE(ends.sender->receive(std::as_writable_bytes(std::span(&numbers, 1))));
   CHECK(numbers == 0b111);
@@ -177,9 +185,7 @@ TEST_CASE("parallel sockets: where the port does not answer, the stream carries 
     close(theirs);
   }
   SECTION("it is a service's") { offer->port = 22; }
-  std::thread other([&] { CHECK(ends.out.connect(*ends.sender, *offer)); });
-  CHECK(ends.in.accept(*ends.receiver));
-  other.join();
+  ends.agree(*offer);
   CHECK(ends.out.shares() == 1);
   CHECK(ends.in.shares() == 1);
 }
@@ -194,11 +200,9 @@ TEST_CASE("parallel sockets: connections that do not come are done without, by b
   REQUIRE(other);
   auto astray = *offer;
   astray.port = other->port;
-  std::thread sender([&] { CHECK(ends.out.connect(*ends.sender, astray)); });
   const auto began = std::chrono::steady_clock::now();
-  CHECK(ends.in.accept(*ends.receiver));
+  ends.agree(astray);
   CHECK(std::chrono::steady_clock::now() - began >= ParallelSockets::kComes);
-  sender.join();
   CHECK(ends.out.shares() == 1);
   CHECK(ends.in.shares() == 1);
   ends.haveTheSame();

@@ -40,8 +40,9 @@ constexpr char kForgetsVariable[] =
 // The worker to which the session goes, as a process.
 class Next {
  public:
-  // state: taken. room: of its lease.
-  explicit Next(int state, uint64_t room = kLimit) {
+  // state: taken. driver: the variable by which its driver is another one. room: of its lease.
+  Next(int state, const char* driver) : Next(state, kLimit, driver) {}
+  explicit Next(int state, uint64_t room = kLimit, const char* driver = nullptr) {
     int ends[2];
     REQUIRE(pipe2(ends, O_CLOEXEC) == 0);
     report_ = ends[0];
@@ -52,6 +53,7 @@ class Next {
       setenv(kStateVariable, std::to_string(state).c_str(), 1);
       setenv(kReportVariable, std::to_string(ends[1]).c_str(), 1);
       setenv(kRoomVariable, std::to_string(room).c_str(), 1);
+      if (driver != nullptr) setenv(driver, "1", 1);
       execl("/proc/self/exe", "worker_stream_test", "stream: the other worker", nullptr);
       _exit(127);
     }
@@ -347,9 +349,7 @@ TEST_CASE("stream: a driver that answers a recorded call otherwise has no sessio
   Program& program = theProgram();
   const std::string here = picture(*program.client.session);
   const auto [mine, theirs] = connection();
-  setenv(kElsewhereVariable, "1", 1);
-  Next next(theirs);
-  unsetenv(kElsewhereVariable);
+  Next next(theirs, kElsewhereVariable);
   Mover mover(program.client);
   CHECK(contains(mover.move(mine).error, "cuModuleGetGlobal_v2 answers other values than it did"));
   CHECK(contains(next.report(), "not rebuilt: cuModuleGetGlobal_v2 answers other values"));
@@ -361,9 +361,7 @@ TEST_CASE("stream: where tests compare contents, a session whose memory is other
   Program& program = theProgram();
   const std::string here = picture(*program.client.session);
   const auto [mine, theirs] = connection();
-  setenv(kForgetsVariable, "1", 1);
-  Next next(theirs);
-  unsetenv(kForgetsVariable);
+  Next next(theirs, kForgetsVariable);
   Mover mover(program.client, true);
   CHECK(contains(mover.move(mine).error, "the contents differ: device memory, part 0 is not what it was"));
   CHECK(contains(next.report(), "not rebuilt: the contents differ"));
@@ -377,9 +375,7 @@ TEST_CASE("stream: where a copy fails at either end, the session goes on here, a
   const std::string here = picture(*program.client.session);
   {
     const auto [mine, theirs] = connection();
-    setenv(kFailsVariable, "1", 1);
-    Next next(theirs);
-    unsetenv(kFailsVariable);
+    Next next(theirs, kFailsVariable);
     CHECK(contains(mover.move(mine).error, "cuMemcpyHtoD gives"));
     CHECK(contains(next.report(), "not rebuilt: the session's device memory cannot be copied: cuMemcpyHtoD"));
   }
@@ -438,6 +434,7 @@ TEST_CASE("stream: the other worker goes or refuses at any point, and the sessio
   Mover mover(program.client);
   const std::string here = picture(*program.client.session);
   std::vector<std::pair<Stop, bool>> stops;
+  stops.reserve(static_cast<size_t>(Stop::none) + 4);
   for (int i = 0; i < static_cast<int>(Stop::none); ++i) stops.emplace_back(static_cast<Stop>(i), false);
   for (const Stop stop :
        {Stop::behindTheRecord, Stop::refusesAtOnce, Stop::behindTheCode, Stop::refusesTheCalls})
@@ -549,9 +546,7 @@ TEST_CASE("stream: nothing is made ahead on a device that has little memory left
   Mover mover(program.client);
   const std::string here = picture(*program.client.session);
   const auto [mine, theirs] = connection();
-  setenv(kFullVariable, "1", 1);
-  Next next(theirs);
-  unsetenv(kFullVariable);
+  Next next(theirs, kFullVariable);
   CHECK(mover.move(mine, NoticeType::stays).error == "the program does not reach the other worker");
   CHECK(next.report() == here + kRestored);
   program.run(ROW("sessionDrain"), Arguments().value(0).value(1));
