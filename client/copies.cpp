@@ -75,7 +75,7 @@ CUresult postWrite(const StreamRef& ref, uint64_t to, Chunk& chunk) {
   CUresult status = CUDA_SUCCESS;
   {
     const Inside inside(transfers(), Transfers::named);
-    if (!Session::get().mapsMemory()) status = staging().bring(chunk.slot, chunk.bytes);
+    if (!staging().isShared(chunk.slot)) status = staging().bring(chunk.slot, chunk.bytes);
     if (status == CUDA_SUCCESS) status = sendWrite(ref, to, chunk, staging().address(chunk.slot));
   }
   return status == CUDA_SUCCESS ? keepCredit(ref) : status;
@@ -99,8 +99,8 @@ CUresult uploadSmall(const StreamRef& ref, uint64_t to, uint64_t from, size_t by
   {
     const Inside inside(transfers(), Transfers::named);
     const uint64_t staged = staging().address(slot);
-    if (Session::get().mapsMemory()) {
-      std::memcpy(staging().mapped(slot), bytesAt(from), bytes);
+    if (staging().isShared(slot)) {
+      std::memcpy(Staging::mapped(slot), bytesAt(from), bytes);
       status = sendTo<"cuMemcpyHtoDAsync_v2">(ref, due, CUdeviceptr{to},
                                               reinterpret_cast<const void*>(staged), bytes, ref.wire);
     } else {
@@ -129,7 +129,7 @@ CUresult uploadShared(const StreamRef& ref, uint64_t to, uint64_t from, size_t b
         if (begun > posted) break;
         if (status = staging().acquire(Staging::kLarge, chunk.slot); status != CUDA_SUCCESS) return status;
       }
-      chunk.job = {staging().mapped(chunk.slot), bytesAt(from + chunk.at), chunk.bytes};
+      chunk.job = {Staging::mapped(chunk.slot), bytesAt(from + chunk.at), chunk.bytes};
       copyThreads().start(chunk.job, parallel);
       ++begun;
     }
@@ -236,9 +236,9 @@ CUresult downloadShared(const StreamRef& ref, uint64_t to, uint64_t from, size_t
     if (arrived < asked && (arrived == copied || isDone(ref, ring[arrived % kAhead].value))) {
       Chunk& chunk = ring[arrived % kAhead];
       if (status = waitFor(ref, chunk.value); status != CUDA_SUCCESS) break;
-      if (!Session::get().mapsMemory()) status = staging().fetch(chunk.slot, chunk.bytes);
+      if (!staging().isShared(chunk.slot)) status = staging().fetch(chunk.slot, chunk.bytes);
       if (status != CUDA_SUCCESS) break;
-      chunk.job = {bytesAt(to + chunk.at), staging().mapped(chunk.slot), chunk.bytes, bytes >= kStreaming};
+      chunk.job = {bytesAt(to + chunk.at), Staging::mapped(chunk.slot), chunk.bytes, bytes >= kStreaming};
       copyThreads().start(chunk.job, parallel);
       ++arrived;
       continue;
@@ -294,12 +294,13 @@ CUresult downloadInline(const StreamRef& ref, uint64_t to, uint64_t from, size_t
 
 // A network: the worker puts the bytes into the application's memory, which it may reach for that long. What
 // is lent is lent to one worker: a move waits until the copy is done, and with it for what is ahead in the
-// stream.
-CUresult downloadRemote(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes) {
+// stream. False: the session shares memory now, and nothing was sent.
+bool downloadRemote(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes, CUresult& status) {
   const Cut cut(bytes);
   const Inside inside(transfers(), Transfers::named);
+  if (Session::get().mapsMemory()) return false;
   transport::Lent lent(Session::get().connection(), bytesAt(to), bytes);
-  CUresult status = lent.region().id != 0 ? CUDA_SUCCESS : Session::get().transferFailed();
+  status = lent.region().id != 0 ? CUDA_SUCCESS : Session::get().transferFailed();
   std::deque<uint64_t> open;
   for (size_t index = 0; index < cut.count() && status == CUDA_SUCCESS; ++index) {
     Chunk chunk;
@@ -316,7 +317,8 @@ CUresult downloadRemote(const StreamRef& ref, uint64_t to, uint64_t from, size_t
     staging().releaseAfter(chunk.slot, ref, chunk.value);
     open.push_back(chunk.value);
   }
-  return status == CUDA_SUCCESS ? waitFor(ref, open.back()) : status;
+  if (status == CUDA_SUCCESS) status = waitFor(ref, open.back());
+  return true;
 }
 
 // A network, a protected session: bytes on their way to us would depend on the worker's life.
@@ -330,8 +332,11 @@ CUresult downloadProtected(const StreamRef& ref, uint64_t to, uint64_t from, siz
 CUresult downloadLinear(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes) {
   if (staging().isMapped()) return downloadShared(ref, to, from, bytes);
   if (bytes <= Staging::kSmall) return downloadInline(ref, to, from, bytes);
-  return Session::get().isProtected() ? downloadProtected(ref, to, from, bytes)
-                                      : downloadRemote(ref, to, from, bytes);
+  if (Session::get().isProtected()) return downloadProtected(ref, to, from, bytes);
+  CUresult status = CUDA_SUCCESS;
+  if (downloadRemote(ref, to, from, bytes, status)) return status;
+  return staging().isMapped() ? downloadShared(ref, to, from, bytes)
+                              : downloadProtected(ref, to, from, bytes);  // it has left again
 }
 
 // Arena memory on a network goes piece by piece, so that the device takes one while the next one travels.

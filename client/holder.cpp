@@ -19,6 +19,7 @@
 
 #include "base/descriptor_passing.h"
 #include "base/log.h"
+#include "base/transport_names.h"
 #include "client/process.h"
 
 namespace gpupool::client {
@@ -224,6 +225,10 @@ namespace {
 
 constexpr std::chrono::seconds kNextHolderBound{10};  // `gpupool run` starts it at once
 
+bool isOver(const std::string& transport, const NextEpoch& wish) {
+  return transport == wish.transport || (wish.mayShare && transportApart(transport) == wish.transport);
+}
+
 // `gone`: nobody is there any more.
 CUresult askNextEpoch(int fd, uint64_t rowsHash, const NextEpoch& wish, OpenedSession& out, int& owed,
                       std::chrono::milliseconds bound, const std::function<bool()>& cancelled,
@@ -235,6 +240,7 @@ CUresult askNextEpoch(int fd, uint64_t rowsHash, const NextEpoch& wish, OpenedSe
   request.sessionLow = wish.sessionLow;
   request.epoch = wish.epoch;
   request.left = wish.lost ? 2 : wish.left ? 1 : 0;
+  request.mayShare = wish.mayShare ? 1 : 0;
   if (fd < 0 || send(fd, &request, sizeof request, MSG_NOSIGNAL | MSG_DONTWAIT) != ssize_t{sizeof request}) {
     text = "the lease holder is gone";
     gone = fd >= 0 && (errno == EPIPE || errno == ECONNRESET);
@@ -260,7 +266,7 @@ CUresult askNextEpoch(int fd, uint64_t rowsHash, const NextEpoch& wish, OpenedSe
   if (result != CUDA_SUCCESS) {
     text = reply.text[0] != 0 ? reply.text : "the lease holder gave no connection";
   } else if (out.bootstrap < 0 || reply.epoch != wish.epoch || reply.sessionHigh != wish.sessionHigh ||
-             reply.sessionLow != wish.sessionLow || wish.transport != reply.transport) {
+             reply.sessionLow != wish.sessionLow || !isOver(reply.transport, wish)) {
     text = "the lease holder gave another session than the one asked for";
     result = CUDA_ERROR_UNKNOWN;
   }

@@ -37,6 +37,8 @@ struct NextEpoch {
   std::string transport;
   bool left = false;  // it is nowhere until it is restored
   bool lost = false;  // for it has lost its server
+  // Where it can be reached over one that shares memory, over that one: out.reply.transport says so.
+  bool mayShare = false;
 };
 // Asks the holder at `fd` for that epoch; out.bootstrap is connected to its worker. A holder that was killed
 // is replaced by `gpupool run`: then `fd` is a connection to that one. Bounded by `bound`, and given up when

@@ -120,6 +120,11 @@ Session* Session::open(const Accepts& accepts, CUresult& status, std::string& te
     session->sessionHigh_ = opened.reply.sessionHigh;
     session->sessionLow_ = opened.reply.sessionLow;
     session->epoch_ = static_cast<uint32_t>(opened.reply.epoch);
+    const char* named = std::getenv("GPUPOOL_TRANSPORT");
+    session->transportNamed_ = named != nullptr && *named != 0;
+    const char* shares = std::getenv("GPUPOOL_DISTURB_SHARING");  // tests
+    session->sharesNoMore_ = shares != nullptr && std::strcmp(shares, "never") == 0;
+    session->sharesInTurns_ = shares != nullptr && std::strcmp(shares, "in-turns") == 0;
     patience.set(opened.reply.stallMs, opened.reply.keeps != 0 ? opened.reply.silenceMs : 0);
     if (opened.reply.logFrameBytes != 0)
       session->log_ = std::make_unique<CallLog>(
@@ -189,13 +194,15 @@ bool Session::acceptHello(std::span<const std::byte> answer, schema::WorkerHello
 }
 
 std::span<const std::byte> Session::exchangeHellos(transport::Connection& connection, uint32_t epoch,
-                                                   uint32_t spaces, const std::function<bool()>& cancelled,
+                                                   uint32_t spaces, bool lends,
+                                                   const std::function<bool()>& cancelled,
                                                    std::string& text) const {
   schema::ClientHello mine;
   mine.protocol = schema::kProtocolVersion;
   mine.rowsHash = schema::rowsHash();
   mine.epoch = epoch;
   mine.spaces = spaces;
+  mine.lends = lends ? 1 : 0;
   if (hello_ != nullptr) mine.contextAhead = hello_->contextAhead;
   std::byte* room = connection.reserve(Channel::call, sizeof mine, soon(kTick));
   if (room != nullptr) {
@@ -213,7 +220,7 @@ std::span<const std::byte> Session::exchangeHellos(transport::Connection& connec
 
 bool Session::greet(const Accepts& accepts, CUresult& status, std::string& text) {
   status = CUDA_ERROR_DEVICE_UNAVAILABLE;
-  const auto answer = exchangeHellos(*connection_, epoch_, freeSpaces(), [] { return false; }, text);
+  const auto answer = exchangeHellos(*connection_, epoch_, freeSpaces(), false, [] { return false; }, text);
   if (answer.empty()) return false;
   hello_ = std::make_unique<schema::WorkerHello>();
   if (!acceptHello(answer, *hello_, status, text)) return false;

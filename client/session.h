@@ -53,9 +53,9 @@ class Session {
   transport::Connection& connection() { return *connection_; }
   Transfers& transfers() { return transfers_; }
   Words& words() { return *words_; }
-  // Client and worker are on one host, and share memory. A move to another host ends that for good. It does
-  // not change while the caller is inside transfers(). A caller that is outside may still read memory that
-  // was shared: it stays mapped, with all that the old worker wrote.
+  // Client and worker are on one host, and share memory. A move to another host ends that, and one to this
+  // host may begin it. It does not change while the caller is inside transfers(). A caller that is outside
+  // may still read memory that was shared: it stays mapped, with all that the old worker wrote.
   bool mapsMemory() const { return mapsMemory_.load(std::memory_order_acquire); }
   // How often the session has gone on at another worker.
   uint64_t moves() const { return moves_.load(std::memory_order_acquire); }
@@ -170,21 +170,25 @@ class Session {
   struct MoveHooks {
     // How many regions of pinned memory the new worker must name.
     size_t (*regions)();
-    // Finds out all that is needed to go over, and changes nothing yet. False: something is missing, and
-    // what.
-    bool (*prepare)(transport::Connection& next, std::span<const schema::MovedRegion> regions,
+    // Finds out all that is needed to go over, and changes nothing yet. lends: the new worker is to have the
+    // pinned memory of this process. False: something is missing, and what.
+    bool (*prepare)(transport::Connection& next, std::span<const schema::MovedRegion> regions, bool lends,
                     std::string& why);
-    // Goes over to what was prepared; hello() names the new worker's staging memory.
-    void (*finish)();
+    // Goes over to what was prepared; hello() names the new worker's staging memory. staging: that, where it
+    // is shared from here on.
+    void (*finish)(std::shared_ptr<transport::SharedMemory> staging);
     // Behind it, where client and worker were on one host and are not any more, before any frame is sent:
     // brings the new worker what the program has changed meanwhile.
     void (*bring)();
     // Where the old worker has died, instead of `prepare`: pinned memory is lent to the new one. Then where
     // the new worker is to put bytes for an address of it; and the names that the new worker has for all of
-    // it.
+    // it. The last two also where memory is lent behind `prepare`.
     bool (*lend)(transport::Connection& next, std::string& why) = nullptr;
     bool (*lent)(uint64_t address, transport::Region& region, uint64_t& offset) = nullptr;
     bool (*arrive)(const std::map<uint64_t, transport::Region>& pinned, std::string& why) = nullptr;
+    // The device stands still, and the next worker may share memory with this process: what only the old one
+    // has of the program's memory is brought here.
+    void (*settle)() = nullptr;
   };
   // Once, at the session's start.
   void hookMoves(const MoveHooks& hooks) { moveHooks_ = &hooks; }
@@ -247,8 +251,8 @@ class Session {
   bool passRegions(std::string& text);
   // One greeting each way; what came, unchecked, is empty with the reason in `text`.
   std::span<const std::byte> exchangeHellos(transport::Connection& connection, uint32_t epoch,
-                                            uint32_t spaces, const std::function<bool()>& cancelled,
-                                            std::string& text) const;
+                                            uint32_t spaces, bool lends,
+                                            const std::function<bool()>& cancelled, std::string& text) const;
   // The worker's answer, into `hello`. False: refused, and why.
   static bool acceptHello(std::span<const std::byte> answer, schema::WorkerHello& hello, CUresult& status,
                           std::string& text);
@@ -384,6 +388,10 @@ class Session {
     std::vector<schema::MovedRegion> regions;
     bool replaces = false;  // a dead one: its pinned memory is that of the checkpoint
     bool given = false;     // the holder knows one, whether it can be reached or not
+    // It shares memory with this process, and has to be lent what this one has: the worker before did not
+    // share it, or is on another machine.
+    bool lends = false;
+    std::shared_ptr<transport::SharedMemory> words, staging;  // with lends: its own
   };
   using Stage = MoveCourse::Stage;
   void hearMove(const schema::Notice& notice, const schema::MovedBody& moved);
@@ -412,6 +420,11 @@ class Session {
   // A connection to the session's next worker, through the holder. Null: why. given: there is one.
   std::unique_ptr<transport::Connection> dial(uint32_t epoch, bool& given, std::string& why);
   bool greetNext(NextWorker& next, std::string& why) const;
+  bool readRegions(NextWorker& next, size_t expected, std::string& why) const;
+  // The next worker may share memory with this process that the one before does not have.
+  bool mayShare() const;
+  bool mapNext(NextWorker& next, std::string& why) const;
+  bool lendPinned(NextWorker& next, std::string& why) const;
   // ---- the worker has died (failover.cpp) ----
 
   static bool isFailover(const std::string& reason);
@@ -444,6 +457,7 @@ class Session {
 
   static bool fits(const schema::WorkerHello& now, const schema::WorkerHello& next, std::string& why);
   void leaveShared(const transport::Connection& next);
+  void enterShared(const NextWorker& next);
   void bring(const MoveHooks& hooks);
   void switchTo(NextWorker& next);
   void noteWatch(schema::WordUpdate watch);  // this and the next two under controlMutex_
@@ -465,6 +479,9 @@ class Session {
   std::unique_ptr<schema::WorkerHello> hello_;
   std::unique_ptr<Words> words_;
   std::atomic<bool> mapsMemory_{false};
+  bool transportNamed_ = false;  // by the user
+  bool sharesNoMore_ = false;    // it was tried, and failed; the mover's
+  bool sharesInTurns_ = false;   // tests: every other move
   int holder_ = -1;
   std::string transport_, networkDevice_;
   std::string server_;  // where it began: names its devices' PCI addresses

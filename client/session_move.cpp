@@ -2,6 +2,7 @@
 // says, and a thread of its own, the mover, carries it out: it may wait, while host functions and aside calls
 // are served as always. What it holds keeps every other thread from sending, and lets go of them all at once.
 #include <algorithm>
+#include <map>
 #include <system_error>
 
 #include "base/log.h"
@@ -202,6 +203,9 @@ void Session::carryOutMove() {
     if (!sayStage(Stage::stopped, NoticeType::stopped, seq_)) return;
   }
   if (!awaitStage(Stage::drained)) return;
+  if (const MoveHooks* hooks = moveHooks_;
+      hooks != nullptr && hooks->settle != nullptr && !shared && mayShare())
+    hooks->settle();
   const Transfers::Closed alone(transfers_, Transfers::alone, cancelled);
   if (!alone) return;
   std::unique_lock control(controlMutex_);
@@ -307,14 +311,19 @@ std::unique_ptr<transport::Connection> Session::dial(uint32_t epoch, bool& given
   // The holder bounds how long a session that is nowhere is waited for: as long as it has the lease.
   const bool held = isHeld();
   const std::string over(isApart() ? transportWith(TransportFacts::Reach::anyHost).name : transport_);
-  const NextEpoch wish{sessionHigh_, sessionLow_, epoch, over, held, serverLost_};
+  const NextEpoch wish{sessionHigh_, sessionLow_, epoch, over, held, serverLost_, mayShare()};
   const CUresult status = openNextEpoch(
       holder_, schema::rowsHash(), wish, opened, owedReplies_, held ? kForLong : kReachBound,
       [this] { return moveIsOver(); }, why);
   if (status != CUDA_SUCCESS) return nullptr;
   given = true;
   CUresult ignored = CUDA_SUCCESS;
-  return connect(over, opened.bootstrap, opened.reply.networkDevice, ignored, why);
+  return connect(opened.reply.transport, opened.bootstrap, opened.reply.networkDevice, ignored, why);
+}
+
+bool Session::mayShare() const {
+  const bool turn = !sharesInTurns_ || moves_ % 2 == 1;
+  return (!mapsMemory_ || isApart()) && log_ == nullptr && !transportNamed_ && !sharesNoMore_ && turn;
 }
 
 // A server, or worker, that dies before it has greeted has nothing of the session: another one begins it. The
@@ -366,20 +375,64 @@ bool Session::reachNext(NextWorker& next, std::string& why) {
   next.connection = dial(next.epoch, next.given, why);
   if (next.connection == nullptr) return false;
   beside_ = next.connection.get();
-  if (next.connection->mapsMemory() != (mapsMemory_ && !isApart())) {
+  const bool shares = next.connection->mapsMemory();
+  next.lends = shares && mayShare();
+  if (!next.lends && shares != (mapsMemory_ && !isApart())) {
     why = "the new worker is reached in another way than it should be";
     return false;
   }
   if (!greetNext(next, why)) return false;
   const MoveHooks* hooks = moveHooks_;
-  if (hooks == nullptr) return true;
-  return next.replaces ? hooks->lend(*next.connection, why)
-                       : hooks->prepare(*next.connection, next.regions, why);
+  if (next.replaces) return hooks == nullptr || hooks->lend(*next.connection, why);
+  if (hooks != nullptr && !hooks->prepare(*next.connection, next.regions, next.lends, why)) return false;
+  if (!next.lends || (lendPinned(next, why) && mapNext(next, why))) return true;
+  sharesNoMore_ = true;  // the next try goes over a network
+  return false;
+}
+
+// What it writes its words into, and where copies pass through.
+bool Session::mapNext(NextWorker& next, std::string& why) const {
+  const auto map = [&](const schema::RegionName& name, size_t bytes) {
+    auto memory = next.connection->map({name.id, name.generation}, nullptr, within(kReachBound));
+    return memory != nullptr && memory->size() >= bytes ? memory : nullptr;
+  };
+  next.words = map(next.hello.words, schema::kWordsBytes);
+  next.staging = map(next.hello.staging, next.hello.stagingBytes);
+  if (next.words != nullptr && next.staging != nullptr) return true;
+  why = "the new worker's memory cannot be mapped: " + next.connection->reason();
+  return false;
+}
+
+// From here on the new worker has the program's own pages; that one may still not get the session.
+bool Session::lendPinned(NextWorker& next, std::string& why) const {
+  const MoveHooks* hooks = moveHooks_;
+  std::vector<schema::MovedRegion> lent(std::max<size_t>(next.regions.size(), 1));
+  for (size_t i = 0; i < next.regions.size(); ++i) {
+    transport::Region region;
+    uint64_t offset = 0;
+    lent[i].address = next.regions[i].address;
+    if (hooks == nullptr || !hooks->lent(lent[i].address, region, offset)) {
+      why = "pinned memory is not there any more";
+      return false;
+    }
+    lent[i].region = {region.id, region.generation};
+  }
+  const size_t bytes = lent.size() * sizeof lent[0];
+  std::byte* room = next.connection->reserve(Channel::call, bytes, within(kReachBound));
+  if (room != nullptr) {
+    std::memcpy(room, lent.data(), bytes);
+    next.connection->commit(Channel::call, bytes);
+  }
+  if (!readRegions(next, next.regions.size(), why)) return false;
+  std::map<uint64_t, transport::Region> pinned;
+  for (const schema::MovedRegion& region : next.regions)
+    pinned[region.address] = {region.region.id, region.region.generation};
+  return hooks == nullptr || hooks->arrive(pinned, why);
 }
 
 bool Session::greetNext(NextWorker& next, std::string& why) const {
-  const auto answer =
-      exchangeHellos(*next.connection, next.epoch, 1u << hello_->space, [this] { return moveIsOver(); }, why);
+  const auto answer = exchangeHellos(
+      *next.connection, next.epoch, 1u << hello_->space, next.lends, [this] { return moveIsOver(); }, why);
   if (answer.empty()) return false;
   CUresult ignored = CUDA_SUCCESS;
   if (!acceptHello(answer, next.hello, ignored, why) || !fits(*hello_, next.hello, why)) return false;
@@ -388,7 +441,10 @@ bool Session::greetNext(NextWorker& next, std::string& why) const {
     return false;
   }
   const MoveHooks* hooks = moveHooks_;
-  size_t expected = hooks == nullptr ? 0 : hooks->regions();
+  return readRegions(next, hooks == nullptr ? 0 : hooks->regions(), why);
+}
+
+bool Session::readRegions(NextWorker& next, size_t expected, std::string& why) const {
   std::span<const std::byte> list;
   bool over = false;
   for (transport::TimeLeft time(kReachBound); list.empty() && !over && !moveIsOver() && time.any();)
@@ -401,6 +457,10 @@ bool Session::greetNext(NextWorker& next, std::string& why) const {
   }
   // No message is empty: where there is no pinned memory, one region has address 0.
   next.regions.resize(std::max<size_t>(expected, 1));
+  if (list.empty() && !next.connection->reason().empty()) {
+    why = "the new worker does not name pinned memory: " + next.connection->reason();
+    return false;
+  }
   if (list.size() != next.regions.size() * sizeof(schema::MovedRegion)) {
     why = "the new worker names " + std::to_string(list.size() / sizeof(schema::MovedRegion)) + " of " +
           std::to_string(expected) + " regions of pinned memory";
@@ -450,6 +510,17 @@ void Session::leaveShared(const transport::Connection& next) {
   words_->setSticky(CUDA_ERROR_DEVICE_UNAVAILABLE);
 }
 
+// The new worker writes words that nobody has told here.
+void Session::enterShared(const NextWorker& next) {
+  transport_ = next.connection->name();
+  if (!words_->enterShared(next.words)) {
+    tellReason("the new worker's completion words cannot be mapped; start the program again");
+    words_->setSticky(CUDA_ERROR_DEVICE_UNAVAILABLE);
+    return;
+  }
+  mapsMemory_.store(true, std::memory_order_release);
+}
+
 // Under both channels' locks, and with nobody inside transfers_. Nobody reads replies, for none is awaited.
 void Session::switchTo(NextWorker& next) {
   const auto old = link();
@@ -462,8 +533,11 @@ void Session::switchTo(NextWorker& next) {
   hello_->words = next.hello.words;
   hello_->staging = next.hello.staging;
   hello_->stagingAddress = next.hello.stagingAddress;
-  if (mapsMemory_ && !next.connection->mapsMemory()) leaveShared(*next.connection);
-  if (const MoveHooks* hooks = moveHooks_) hooks->finish();
+  if (next.lends)
+    enterShared(next);
+  else if (mapsMemory_ && !next.connection->mapsMemory())
+    leaveShared(*next.connection);
+  if (const MoveHooks* hooks = moveHooks_) hooks->finish(std::move(next.staging));
   beside_ = old.get();
   use(next.connection);
   {

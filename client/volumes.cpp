@@ -97,19 +97,18 @@ void useStagingAsDestination(CUDA_MEMCPY3D_v2& p, const Staging::Slot& slot) {
   p.dstHeight = p.Height;
 }
 
-// The rows of a part, packed: in its slot, or for a network in a buffer, since it takes one put for all of
-// them.
+// The rows of a part, packed: in its slot, or where that is not mapped in a buffer, since it takes one put
+// for all of them.
 class PackedRows {
  public:
   PackedRows(const Staging::Slot& slot, size_t bytes) {
-    if (Session::get().mapsMemory())
-      bytes_ = staging().mapped(slot);
+    if (slot.memory != nullptr)
+      bytes_ = Staging::mapped(slot);
     else
       buffer_.reset(bytes_ = new std::byte[bytes]);
   }
   std::byte* row(size_t index, size_t width) const { return bytes_ + index * width; }
-  const std::byte* data() const { return bytes_; }
-  std::byte* buffer() const { return buffer_.get(); }  // null: they are in the slot
+  std::byte* data() const { return bytes_; }
 
  private:
   std::unique_ptr<std::byte[]> buffer_;
@@ -127,7 +126,7 @@ CUresult uploadPart(const StreamRef& ref, CUDA_MEMCPY3D_v2 p, const Side& source
   bool due = false;
   {
     const Transfers::Inside inside(Session::get().transfers(), Transfers::named);
-    if (!Session::get().mapsMemory()) {
+    if (!staging().isShared(slot)) {
       transport::Transfer transfer = 0;
       status = staging().write(slot, packed.data(), bytes, transfer);
       if (status == CUDA_SUCCESS) status = staging().finish(transfer);
@@ -154,8 +153,8 @@ CUresult downloadPart(const StreamRef& ref, CUDA_MEMCPY3D_v2 p, const Side& dest
   if (due) status = keepCredit(ref);
   if (status == CUDA_SUCCESS) status = waitFor(ref, ref.stream->posted.load());
   PackedRows packed(slot, bytes);
-  if (status == CUDA_SUCCESS && packed.buffer() != nullptr)
-    status = staging().read(slot, packed.buffer(), bytes);
+  if (status == CUDA_SUCCESS && !staging().isShared(slot))
+    status = staging().read(slot, packed.data(), bytes);
   if (status == CUDA_SUCCESS)
     for (size_t row = 0; row < p.Height; ++row)
       std::memcpy(bytesAt(rowAddress(destination, row, 0)), packed.row(row, p.WidthInBytes), p.WidthInBytes);

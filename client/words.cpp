@@ -9,6 +9,8 @@
 #include <climits>
 #include <cstring>
 #include <ctime>
+#include <exception>
+#include <utility>
 
 namespace gpupool::client {
 namespace {
@@ -21,34 +23,60 @@ Words::Words(std::shared_ptr<transport::SharedMemory> shared) : memory_(std::mov
     memory_ = transport::SharedMemory::create(schema::kWordsBytes);
     makeUnchanged();
   }
+  first_ = memory_;
   base_ = memory_->data();
   words_ = reinterpret_cast<std::atomic<uint64_t>*>(base_ + schema::kWordsOffset);
   spin_ = sysconf(_SC_NPROCESSORS_ONLN) > 2;
 }
 
 void Words::makeUnchanged() {
-  unchangedRoom_ = std::make_unique<std::atomic<uint64_t>[]>(schema::kWordsCount);
+  if (unchangedRoom_ == nullptr)
+    unchangedRoom_ = std::make_unique<std::atomic<uint64_t>[]>(schema::kWordsCount);
   unchanged_.store(unchangedRoom_.get(), std::memory_order_release);
 }
 
-// The pages are replaced at once: a thread that polls sees the same words before and behind it.
 bool Words::leaveShared() {
-  if (!shared()) return true;
-  void* copy = mmap(nullptr, schema::kWordsBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (copy == MAP_FAILED) return false;
-  void* left =
-      mmap(nullptr, schema::kWordsBytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory_->descriptor(), 0);
-  std::memcpy(copy, base_, schema::kWordsBytes);
-  if (mremap(copy, schema::kWordsBytes, schema::kWordsBytes, MREMAP_MAYMOVE | MREMAP_FIXED, base_) ==
-      MAP_FAILED) {
-    munmap(copy, schema::kWordsBytes);
-    if (left != MAP_FAILED) munmap(left, schema::kWordsBytes);
-    return false;
+  if (shared()) {
+    try {
+      if (!replace(transport::SharedMemory::create(schema::kWordsBytes))) return false;
+    } catch (const std::exception&) {
+      return false;
+    }
+    makeUnchanged();
   }
-  makeUnchanged();
-  if (left == MAP_FAILED) return true;
-  ring(*static_cast<Header*>(left));  // who sleeps there does not hear the new page's bell
-  munmap(left, schema::kWordsBytes);
+  return true;
+}
+
+bool Words::enterShared(std::shared_ptr<transport::SharedMemory> page) {
+  if (!replace(std::move(page))) return false;
+  unchanged_.store(nullptr, std::memory_order_release);
+  return true;
+}
+
+// The pages are replaced at once: a thread that polls sees no word go back.
+bool Words::replace(std::shared_ptr<transport::SharedMemory> next) {
+  auto* words = reinterpret_cast<std::atomic<uint64_t>*>(next->data() + schema::kWordsOffset);
+  for (size_t i = 0; i < schema::kWordsCount; ++i)
+    if (const uint64_t here = words_[i].load(std::memory_order_acquire); here > words[i].load())
+      words[i] = here;
+  std::memcpy(next->data(), base_, sizeof(Header));
+  if (mmap(base_, schema::kWordsBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, next->descriptor(),
+           0) == MAP_FAILED)
+    return false;
+  const auto left = std::exchange(memory_, std::move(next));
+  Header* before = nullptr;
+  void* mapped = MAP_FAILED;
+  if (left != first_) {
+    before = reinterpret_cast<Header*>(left->data());
+  } else {  // its mapping is the one that was replaced
+    mapped = mmap(nullptr, sizeof(Header), PROT_READ | PROT_WRITE, MAP_SHARED, left->descriptor(), 0);
+    if (mapped != MAP_FAILED) before = static_cast<Header*>(mapped);
+  }
+  if (before != nullptr) {
+    if (const uint32_t said = before->sticky; said != 0) setSticky(static_cast<CUresult>(said));
+    ring(*before);  // who sleeps there does not hear the new page's bell
+  }
+  if (mapped != MAP_FAILED) munmap(mapped, sizeof(Header));
   return true;
 }
 

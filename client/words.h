@@ -47,6 +47,9 @@ class Words {
   // same address. Nobody writes a word meanwhile; whoever sleeps looks again.
   // False: there is no memory for it, and nothing has changed.
   bool leaveShared();
+  // The way back, to the page of a worker that has all that was told here. False: it could not be mapped, and
+  // nothing has changed.
+  bool enterShared(std::shared_ptr<transport::SharedMemory> page);
   // No word moves: who waits looks rarely.
   void setStill(bool still) { still_.store(still, std::memory_order_relaxed); }
 
@@ -81,12 +84,16 @@ class Words {
   bool poll(uint64_t index, uint64_t value, std::chrono::microseconds time) const;
   CUresult sleep(uint64_t index, uint64_t value);
 
-  std::shared_ptr<transport::SharedMemory> memory_;
+  // What is at base_ becomes `next`, and who sleeps at the one before looks again.
+  bool replace(std::shared_ptr<transport::SharedMemory> next);
+
+  std::shared_ptr<transport::SharedMemory> first_;   // has the addresses
+  std::shared_ptr<transport::SharedMemory> memory_;  // has the pages
   std::byte* base_;
   std::atomic<uint64_t>* words_;
   bool shared() const { return unchanged_.load(std::memory_order_relaxed) == nullptr; }
   void makeUnchanged();
-  std::unique_ptr<std::atomic<uint64_t>[]> unchangedRoom_;
+  std::unique_ptr<std::atomic<uint64_t>[]> unchangedRoom_;  // stays: others may look there
   std::atomic<std::atomic<uint64_t>*> unchanged_{nullptr};  // network only
   std::atomic<bool> still_{false};
   bool spin_;

@@ -17,7 +17,7 @@
 
 namespace gpupool::schema {
 
-inline constexpr uint32_t kProtocolVersion = 5;  // of all of this and hello.h; part of rowsHash() (rows.h)
+inline constexpr uint32_t kProtocolVersion = 6;  // of all of this and hello.h; part of rowsHash() (rows.h)
 
 struct Frame {
   enum Flag : uint32_t {

@@ -46,8 +46,10 @@ struct ClientHello {
   uint64_t epoch = 0;
   uint32_t spaces = 0;                           // bit i: kSpaces[i] is free in the client
   uint32_t contextAhead = kContextAheadUnknown;  // what the session's first worker said
+  uint32_t lends = 0;                            // 1: it lends the worker its pinned memory (MovedRegion)
+  uint32_t reserved = 0;
 };
-static_assert(sizeof(ClientHello) == 32);
+static_assert(sizeof(ClientHello) == 40);
 
 struct DeviceProperties {
   char name[256] = {};
@@ -91,6 +93,11 @@ struct WorkerHello {
 // is no pinned memory, one of address 0. The client offers only the address space that the session has, and
 // keeps its words, staging memory and pinned memory where they are: on one host the new worker has adopted
 // the same memory, on a network it has copies.
+//
+// A client that shares memory with the new worker, and did not with the one before, lends it its own pinned
+// memory (ClientHello.lends): it answers with a message like this one, with its own names for the same
+// addresses, behind which it does not write to the worker's. The worker puts the client's pages where its own
+// were, and names all of it once more. If it cannot, it closes the connection.
 struct MovedRegion {
   uint64_t address = 0;
   RegionName region;

@@ -53,7 +53,7 @@ inline bool peerIsOurs(int socket) {
 inline std::string holderOfProcess(int pid) { return "@gpupool-hold-" + std::to_string(pid); }
 
 inline constexpr uint32_t kMagic = 0x47505531;  // "GPU1"
-inline constexpr uint32_t kVersion = 7;
+inline constexpr uint32_t kVersion = 8;
 
 struct OpenRequest {
   uint32_t magic = kMagic;
@@ -68,6 +68,9 @@ struct OpenRequest {
   // Of a session that has moved (schema/frame.h): its id and its next epoch. All zero: a new session.
   uint64_t sessionHigh = 0, sessionLow = 0;
   uint64_t epoch = 0;
+  // With epoch: 1: where it can be reached over a transport that shares memory, the holder may choose that.
+  uint32_t mayShare = 0;
+  uint32_t reserved = 0;
 };
 
 enum class Status : uint32_t {
@@ -108,7 +111,7 @@ struct OpenReply {
   // lease, for the program's user.
   char text[512] = {};
 };
-static_assert(sizeof(OpenRequest) == 192 && sizeof(OpenReply) == 696);
+static_assert(sizeof(OpenRequest) == 200 && sizeof(OpenReply) == 696);
 
 // What NVML says of the lease's devices: asked by our libnvidia-ml.so.1 (client/nvml) on a connection of its
 // own. Each request is answered by one datagram, a FiguresReply and behind it `bytes` of the device's

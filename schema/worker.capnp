@@ -30,6 +30,7 @@ struct WorkerOrder @0x9418d1760ef692e1 {   # server -> worker
                                       # this comes one end of a new socket pair, which takes the place of descriptor 3. It
                                       # answers `ready`
   }
+  clientTransport @14 :Text;          # with client: it comes over this one; empty: over WorkerStart.transport
 }
 # The server's next life is here, and asks the worker to go on under it. With it comes one end of a new socket pair, which
 # takes the place of descriptor 3. The worker's first report over it is `readopted`.

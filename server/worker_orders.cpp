@@ -138,9 +138,10 @@ std::optional<int> WorkerProcess::waitForClient(std::chrono::milliseconds bound)
 }
 
 // Takes the descriptor. Of a worker that has had one, it is nobody's.
-void WorkerProcess::takeClient(std::vector<int>& descriptors) {
+void WorkerProcess::takeClient(std::string transport, std::vector<int>& descriptors) {
   std::lock_guard lock(memoryMutex_);
   if (descriptors.size() != 1 || std::exchange(clientCame_, true)) return;
+  clientTransport_ = std::move(transport);
   client_ = descriptors[0];
   if (door_ >= 0) clientKept_ = fcntl(client_, F_DUPFD_CLOEXEC, 0);
   descriptors.clear();
@@ -238,7 +239,7 @@ std::string WorkerProcess::carryOut(const Order& given) {
       return "";
     }
     case schema::WorkerOrder::CLIENT:
-      takeClient(descriptors);
+      takeClient(order.getClientTransport().cStr(), descriptors);
       return "";
     default:
       return kNonsenseText;

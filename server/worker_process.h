@@ -302,6 +302,8 @@ class WorkerProcess {
   // caller's to close: it may have come before. Empty: it did not come within `bound`, or the session is to
   // end.
   std::optional<int> waitForClient(std::chrono::milliseconds bound);
+  // Of the client that waitForClient has given: the transport that it comes over; empty: SessionStart's.
+  const std::string& clientTransport() const { return clientTransport_; }
 
   static constexpr std::chrono::milliseconds kGrace{1500};
 
@@ -359,7 +361,7 @@ class WorkerProcess {
   std::string carryOut(const Order& given);
   void suspend(uint32_t drainMs, std::vector<int>& descriptors);
   void move(const Order& given);
-  void takeClient(std::vector<int>& descriptors);
+  void takeClient(std::string transport, std::vector<int>& descriptors);
   void answer(uint64_t ticket, MemoryAnswer memory);
   bool sendShare(const Control& control, const ShareReport& said, uint64_t ticket, int descriptor,
                  int flags) const;
@@ -385,6 +387,7 @@ class WorkerProcess {
   bool told_ = false;  // the session knows that it is to end
   int client_ = -1;    // came with the order `client`, and waitForClient has not taken it
   bool clientCame_ = false;
+  std::string clientTransport_;  // written before client_
   uint64_t nextTicket_ = 1;
   struct Asked {
     uint32_t place = 0;

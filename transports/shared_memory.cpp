@@ -210,6 +210,15 @@ void SharedMemory::closeDescriptor() {
   if (descriptor_ >= 0) ::close(std::exchange(descriptor_, -1));
 }
 
+void SharedMemory::takePages(const SharedMemory& from) {
+  if (from.size_ != size_ || from.descriptor_ < 0 || descriptor_ < 0 || ofFile_ || from.ofFile_)
+    throw std::runtime_error("shared memory: its pages cannot be exchanged for these");
+  Descriptor next(fcntl(from.descriptor_, F_DUPFD_CLOEXEC, 0));
+  if (!next) throw std::runtime_error(errorText("shared memory: descriptor"));
+  mapShared(next.get(), size_, data_);
+  ::close(std::exchange(descriptor_, next.release()));
+}
+
 Lent::Lent(Connection& connection, void* data, size_t bytes) : connection_(connection) {
   if (connection.mapsMemory() || bytes == 0) return;
   auto memory = SharedMemory::borrow(data, bytes);

@@ -40,6 +40,9 @@ class SharedMemory {
   bool isOfFile() const { return ofFile_; }
   // Of a file: its pages stay, and connections that share it go on. No other one can share it any more.
   void closeDescriptor();
+  // Whoever uses this memory has from here on the pages of `from`, of the same size, at the same addresses;
+  // what was there is gone. Both are memfds. Throws std::runtime_error; nothing has changed then.
+  void takePages(const SharedMemory& from);
   uint64_t offset() const { return offset_; }  // in the descriptor's file
 
  private:

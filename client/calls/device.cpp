@@ -128,11 +128,10 @@ CUresult initialise() {
   startDeviceMemory();
   static constexpr Session::MoveHooks moves{
       [] { return hostMemory().regions(); },
-      [](transport::Connection& next, std::span<const schema::MovedRegion> regions, std::string& why) {
-        return hostMemory().prepareMove(next, regions, why);
-      },
-      [] {
-        staging().moved();
+      [](transport::Connection& next, std::span<const schema::MovedRegion> regions, bool lends,
+         std::string& why) { return hostMemory().prepareMove(next, regions, lends, why); },
+      [](std::shared_ptr<transport::SharedMemory> shared) {
+        staging().moved(std::move(shared));
         hostMemory().moved();
       },
       [] { hostMemory().bring(); },
@@ -142,7 +141,8 @@ CUresult initialise() {
       },
       [](const std::map<uint64_t, transport::Region>& pinned, std::string& why) {
         return hostMemory().arrive(pinned, why);
-      }};
+      },
+      [] { hostMemory().settleAll(); }};
   Session::get().hookMoves(moves);
   const auto settle = [](WordMark behind) {
     Session::get().observed();

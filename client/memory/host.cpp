@@ -296,7 +296,7 @@ size_t HostMemory::regions() const {
 }
 
 bool HostMemory::prepareMove(transport::Connection& next, std::span<const schema::MovedRegion> regions,
-                             std::string& why) {
+                             bool lends, std::string& why) {
   std::lock_guard lock(mutex_);
   arrivals_.clear();
   for (const schema::MovedRegion& named : regions) {
@@ -311,13 +311,29 @@ bool HostMemory::prepareMove(transport::Connection& next, std::span<const schema
     why = "the new worker does not name all of the session's pinned memory";
     return false;
   }
-  if (next.mapsMemory()) return true;
+  if (next.mapsMemory() && !lends) return true;
+  if (lends && !Session::get().mapsMemory() && !fetchTargets(next, why)) return false;
   for (auto& [address, arrival] : arrivals_) {
     arrival.lent = next.share(pieces_.find(address)->second.memory);
     if (arrival.lent == transport::Region{}) {
       why = "pinned memory cannot be shared with the new worker";
       return false;
     }
+  }
+  return true;
+}
+
+// Under mutex_. Over a network only the worker has what the device wrote there, until it is landed.
+bool HostMemory::fetchTargets(transport::Connection& next, std::string& why) const {
+  for (const uint64_t address : targets_) {
+    const auto piece = pieceOf(address);
+    const auto arrival = piece == pieces_.end() ? arrivals_.end() : arrivals_.find(piece->first);
+    const bool came =
+        arrival != arrivals_.end() && next.get(reinterpret_cast<void*>(address), arrival->second.region,
+                                               address - piece->first, blocks_.at(address)) == 0;
+    if (came) continue;
+    why = "the new worker does not give what the device has written for registered memory";
+    return false;
   }
   return true;
 }
@@ -359,6 +375,7 @@ bool HostMemory::arrive(const std::map<uint64_t, transport::Region>& pinned, std
 }
 
 void HostMemory::moved() {
+  const std::lock_guard order(mirrorMutex_);
   std::lock_guard lock(mutex_);
   for (auto& [address, arrival] : arrivals_) {
     Piece& piece = pieces_.find(address)->second;
@@ -366,7 +383,10 @@ void HostMemory::moved() {
     piece.lent = arrival.lent;
   }
   arrivals_.clear();
-  if (!Session::get().mapsMemory()) mirrorAddressed();
+  if (Session::get().mapsMemory())
+    shareMirrored();
+  else
+    mirrorAddressed();
 }
 
 }  // namespace gpupool::client

@@ -99,11 +99,14 @@ class HostMemory {
   CUresult get(void* to, uint64_t from, size_t bytes);
   // A move (Session::MoveHooks): regions() is the number of pieces, of which the new worker names each.
   size_t regions() const;
-  bool prepareMove(transport::Connection& next, std::span<const schema::MovedRegion> regions,
+  // lends: that one is to have our pages. What only the old one has comes here first.
+  bool prepareMove(transport::Connection& next, std::span<const schema::MovedRegion> regions, bool lends,
                    std::string& why);
   void moved();
   // The session has gone to another host: what kernels address is brought there as it is now.
   void bring();
+  // While everything stands still, ahead of a move: what kernels have written is brought here.
+  CUresult settleAll();
   // The old worker has died (Session::MoveHooks).
   bool lend(transport::Connection& next, std::string& why);
   bool lentAtNext(uint64_t address, transport::Region& region, uint64_t& offset) const;
@@ -159,6 +162,8 @@ class HostMemory {
   CUresult awaitLandings(uint64_t address, size_t bytes);
   CUresult collect(std::span<Mirror* const> mirrors, uint64_t set = 0);
   void mirrorAddressed();
+  void shareMirrored();
+  bool fetchTargets(transport::Connection& next, std::string& why) const;
   static CUresult take(Mirror& mirror, std::span<const unsigned char> runs);
 
   // Held across the calls that make and drop pieces; taken before every other lock here, and before
@@ -213,7 +218,9 @@ class HostMemory {
   uint64_t nextFunction_ = 1;
   std::vector<Upload> uploads_;  // since the oldest open host function
   std::atomic<size_t> mirrorCount_{0};
-  std::mutex mirrorMutex_;  // one publish or collect at a time
+  // One publish or collect at a time. Taken inside Transfers::alone only, or by the mover: what is under way
+  // belongs to one worker.
+  std::mutex mirrorMutex_;
   // Of a publish; under mirrorMutex_.
   std::vector<unsigned char> runs_;  // on their way
   std::vector<WrittenPages::Range> written_;

@@ -33,6 +33,11 @@ void HostMemory::addMirror(uint64_t host, uint64_t device, size_t bytes, Begins 
   Mirror mirror{host, device, bytes, {}, {}};
   if (begins == Begins::unknown) mirror.base.distrust();
   std::lock_guard lock(mutex_);
+  // The session has come back to the host of its worker meanwhile.
+  if (host == device && Session::get().mapsMemory() && blocks_.contains(host)) {
+    addressed_.insert(host);
+    return;
+  }
   insertMirror(std::move(mirror));
 }
 
@@ -80,12 +85,30 @@ void HostMemory::mirrorAddressed() {
   for (auto& noted : noted_) noted = 0;
 }
 
+// Under mirrorMutex_ and mutex_. The worker has our own pages now: what kernels and the program write there
+// needs nobody to bring it.
+void HostMemory::shareMirrored() {
+  const size_t shared = std::erase_if(mirrors_, [&](const auto& one) {
+    const Mirror& mirror = one.second;
+    if (mirror.host != mirror.device || !blocks_.contains(mirror.host)) return false;
+    addressed_.insert(mirror.host);
+    return true;
+  });
+  if (shared != 0) mirrorsChanged();
+}
+
 // A thread that has looked for mirrors before they were there will send a frame behind this: what it wrote
 // before it looked must be seen here.
 void HostMemory::bring() {
   if (!mirroring()) return;
   if (transport::expeditedBarrier()) transport::heavyBarrier();
+  const Transfers::Exempt mover;
   publish();
+}
+
+CUresult HostMemory::settleAll() {
+  const Transfers::Exempt mover;
+  return settle();
 }
 
 // Under mutex_.
@@ -135,6 +158,7 @@ CUresult HostMemory::adoptManagedSymbol(uint64_t address, size_t bytes) {
     symbolPages_.insert(page);
   }
   addMirror(address, address, bytes);
+  const Transfers::Inside inside(Session::get().transfers(), Transfers::alone);
   std::lock_guard order(mirrorMutex_);
   Mirror* mirror = nullptr;
   {
@@ -157,6 +181,7 @@ void HostMemory::dropManagedSymbol(uint64_t address, size_t bytes) {
 
 void HostMemory::removeMirror(uint64_t host, uint64_t device) {
   if (!mirroring()) return;
+  const Transfers::Inside inside(Session::get().transfers(), Transfers::alone);
   std::lock_guard order(mirrorMutex_);
   std::lock_guard lock(mutex_);
   auto found = mirrors_.find(host);
@@ -190,6 +215,7 @@ void HostMemory::mirrorBlock(uint64_t start, size_t bytes) {
 
 CUresult HostMemory::publish() {
   if (!mirroring()) return CUDA_SUCCESS;
+  const Transfers::Inside inside(Session::get().transfers(), Transfers::alone);
   std::lock_guard order(mirrorMutex_);
   if (runs_.empty()) runs_.resize(kApplyBytes);  // kept: each launch comes here
   const std::vector<Mirror*> all = allMirrors();
@@ -288,6 +314,7 @@ CUresult HostMemory::take(Mirror& mirror, std::span<const unsigned char> runs) {
 
 CUresult HostMemory::settleSlow() {
   CUresult status = CUDA_SUCCESS;
+  const Transfers::Inside inside(Session::get().transfers(), Transfers::alone);
   std::lock_guard order(mirrorMutex_);
   uint64_t set = 0;
   std::vector<Mirror*> all = allMirrors(&set);
@@ -300,6 +327,7 @@ CUresult HostMemory::settleSlow() {
 
 CUresult HostMemory::settleBehind(WordMark mark) {
   if (mark.word == 0 || !Session::get().words().unchanged(mark.word, mark.value)) return settleSlow();
+  const Transfers::Inside inside(Session::get().transfers(), Transfers::alone);
   const std::lock_guard order(mirrorMutex_);  // what another thread has asked for is here now, too
   return CUDA_SUCCESS;
 }

@@ -25,7 +25,7 @@ bool Staging::start() {
   if (session.mapsMemory()) {
     memory_ = session.connection().map(region_, nullptr, bound());
     if (memory_ == nullptr || memory_->size() < hello.stagingBytes) return false;  // what it is cut by
-    mapped_ = memory_->data();
+    here_ = memory_.get();
   }
   uint64_t cut = hello.stagingBytes / kSmallShare;
   for (uint64_t at = 0; at + kSmall <= cut; at += kSmall) small_.free.push_back({at, kSmall});
@@ -43,7 +43,11 @@ bool Staging::isMapped() {
     std::lock_guard lock(mutex_);
     if (!start()) return false;
   }
-  return mapped_ != nullptr;  // it was started on another host otherwise
+  return here_ != nullptr;
+}
+
+bool Staging::isShared(const Slot& slot) const {
+  return Session::get().mapsMemory() && slot.memory != nullptr && slot.memory.get() == here_;
 }
 
 bool Staging::tryAcquire(size_t bytes, Slot& slot) {
@@ -57,11 +61,12 @@ bool Staging::tryAcquire(size_t bytes, Slot& slot) {
   if (shelf.free.empty() || &shelf == &large_)
     std::erase_if(shelf.pending, [&](const Pending& p) {
       if (!Session::get().words().reached(p.word, p.value)) return false;
-      shelf.free.push_back(p.slot);
+      shelf.free.push_back({p.slot.offset, p.slot.bytes});
       return true;
     });
   if (shelf.free.empty()) return false;
   slot = shelf.free.back();
+  slot.memory = memory_;
   shelf.free.pop_back();
   return true;
 }
@@ -91,7 +96,7 @@ CUresult Staging::acquire(size_t bytes, Slot& slot) {
 
 void Staging::release(const Slot& slot) {
   std::lock_guard lock(mutex_);
-  shelf(slot.bytes).free.push_back(slot);
+  shelf(slot.bytes).free.push_back({slot.offset, slot.bytes});
 }
 
 void Staging::releaseAfter(const Slot& slot, const StreamRef& ref, uint64_t value) {
@@ -130,10 +135,14 @@ CUresult Staging::finish(transport::Transfer transfer) {
   return arrived || session.isDoneAgain() ? CUDA_SUCCESS : session.transferFailed();
 }
 
-void Staging::moved() {
+void Staging::moved(std::shared_ptr<transport::SharedMemory> shared) {
   const schema::WorkerHello& hello = Session::get().hello();
   region_ = {hello.staging.id, hello.staging.generation};
   address_ = hello.stagingAddress;
+  std::lock_guard lock(mutex_);
+  if (shared == nullptr || !started_) return;
+  memory_ = std::move(shared);
+  here_ = memory_.get();
 }
 
 }  // namespace gpupool::client

@@ -85,15 +85,34 @@ class Worker {
     threads_.emplace_back([this] { serveControl(); });
   }
   // The other side of the client's greeting; false: it did not come.
-  bool greet(const schema::WorkerHello& hello, const std::vector<schema::MovedRegion>& regions) {
+  bool greet(schema::WorkerHello hello, const std::vector<schema::MovedRegion>& regions) {
     const auto message = connection_->receive(Channel::call, Clock::now() + kBound);
     if (message.size() != sizeof theirs) return false;
     std::memcpy(&theirs, message.data(), sizeof theirs);
+    if (theirs.lends != 0) {
+      hello.words = share(words = transport::SharedMemory::create(schema::kWordsBytes));
+      hello.staging = share(transport::SharedMemory::create(kStagingBytes));
+    }
     send(Channel::call, &hello, sizeof hello);
     const schema::MovedRegion none;
     const auto* list = regions.empty() ? &none : regions.data();
-    send(Channel::call, list, std::max<size_t>(regions.size(), 1) * sizeof *list);
+    const size_t bytes = std::max<size_t>(regions.size(), 1) * sizeof *list;
+    send(Channel::call, list, bytes);
+    if (theirs.lends == 0) return true;
+    const auto pages = connection_->receive(Channel::call, Clock::now() + kBound);
+    if (pages.size() != bytes) return false;
+    lent.resize(pages.size() / sizeof(schema::MovedRegion));
+    std::memcpy(lent.data(), pages.data(), pages.size());
+    if (takesNoPages) {
+      connection_->close();
+      return false;
+    }
+    send(Channel::call, list, bytes);
     return true;
+  }
+  // As a device that has done something.
+  void write(uint64_t word, uint64_t value) {
+    reinterpret_cast<std::atomic<uint64_t>*>(words->data() + schema::kWordsOffset)[word] = value;
   }
   // As a process that ends.
   void die() {
@@ -133,10 +152,17 @@ class Worker {
   Peer peer() const { return connection_->peer(); }
 
   schema::ClientHello theirs;
+  std::vector<schema::MovedRegion> lent;
+  std::shared_ptr<transport::SharedMemory> words;  // with lent memory
+  std::atomic<bool> takesNoPages{false};
   std::atomic<bool> obeyed{false};  // `quiet` is not taken back before it comes
   std::atomic<bool> quiet{false};   // nothing may come
 
  private:
+  schema::RegionName share(std::shared_ptr<transport::SharedMemory> memory) {
+    const transport::Region region = connection_->share(std::move(memory));
+    return {region.id, region.generation};
+  }
   void send(Channel channel, const void* data, size_t bytes) {
     std::lock_guard lock(sending_);
     std::byte* room = connection_->reserve(channel, bytes, Clock::now() + kBound);
@@ -316,6 +342,7 @@ struct Pool {
     if (apart) near = std::make_unique<transport::test::OverNetwork>(std::move(near));
     std::lock_guard lock(dialling);
     next = std::make_unique<Worker>(std::move(far), number, served);
+    next->takesNoPages = takesNoPages.load();
     schema::WorkerHello hello = helloOf(number);
     if (alter) alter(hello);
     settleDial();  // of an attempt before
@@ -420,6 +447,7 @@ struct Pool {
   std::mutex dialling;  // old and next change hands
   std::atomic<bool> stop{false}, reachable{true};
   std::atomic<bool> apart{false}, sayApart{false};  // the next worker is on another host; the old one says so
+  std::atomic<bool> takesNoPages{false};            // the next worker cannot use what it is lent
   std::atomic<uint64_t> calls{0}, failures{0};
   std::atomic<int> dialled{0}, unreached{0};  // so many more dials reach nobody
   std::function<void()> onDial;

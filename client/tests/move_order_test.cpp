@@ -142,13 +142,13 @@ TEST_CASE("the new worker names all pinned memory, and the layers above go over 
   refuses = false;
   static constexpr Session::MoveHooks hooks{
       [] { return size_t{2}; },
-      [](Connection&, std::span<const schema::MovedRegion> regions, std::string& why) {
+      [](Connection&, std::span<const schema::MovedRegion> regions, bool, std::string& why) {
         ++prepared;
         seen.assign(regions.begin(), regions.end());
         if (refuses) why = "something is missing";
         return !refuses;
       },
-      [] { ++finished; }};
+      [](std::shared_ptr<transport::SharedMemory>) { ++finished; }};
   Pool pool;
   pool.session().hookMoves(hooks);
   SECTION("all") {

@@ -30,8 +30,9 @@ TEST_CASE("a session leaves the host of its program, and goes on over a network"
   moving = &pool.session();
   static constexpr client::Session::MoveHooks hooks{
       [] { return size_t{0}; },
-      [](transport::Connection&, std::span<const schema::MovedRegion>, std::string&) { return true; },
-      [] { finished += moving->mapsMemory() ? 100 : 1; }, [] { brought += finished == 1 ? 1 : 100; }};
+      [](transport::Connection&, std::span<const schema::MovedRegion>, bool, std::string&) { return true; },
+      [](std::shared_ptr<transport::SharedMemory>) { finished += moving->mapsMemory() ? 100 : 1; },
+      [] { brought += finished == 1 ? 1 : 100; }};
   pool.session().hookMoves(hooks);
   REQUIRE(pool.goesOn());
   CHECK(pool.session().mapsMemory());
@@ -58,11 +59,10 @@ TEST_CASE("a session leaves the host of its program, and goes on over a network"
   pool.finish();
 }
 
-TEST_CASE("a session that is to leave its host stays, if its next worker is reached otherwise") {
+TEST_CASE("a session whose next worker is on another host, though nobody said so, stays") {
   Pool pool(3, true);
   REQUIRE(pool.goesOn());
-  pool.apart = GENERATE(true, false);
-  pool.sayApart = !pool.apart;
+  pool.apart = true;
   pool.lead(Stage::quiet);
   pool.old->quiet = false;  // it goes on as soon as it has said so
   pool.old->sayMoved(++pool.epoch);
@@ -71,6 +71,125 @@ TEST_CASE("a session that is to leave its host stays, if its next worker is reac
   pool.settleDial();
   CHECK(pool.session().mapsMemory());
   CHECK(pool.seam->moves() == 0);
+  pool.finish();
+}
+
+namespace {
+
+// What the layers above have: two pieces of pinned memory, of which the second one's name is its address.
+struct Above {
+  static inline std::atomic<int> settled, finished, sharing;
+  static inline std::map<uint64_t, transport::Region> arrived;
+  static void reset() {
+    settled = finished = sharing = 0;
+    arrived.clear();
+  }
+  static constexpr client::Session::MoveHooks hooks{
+      [] { return size_t{2}; },
+      [](transport::Connection&, std::span<const schema::MovedRegion>, bool lends, std::string&) {
+        sharing += lends ? 1 : 0;
+        return true;
+      },
+      [](std::shared_ptr<transport::SharedMemory> staging) { finished += staging != nullptr ? 100 : 1; },
+      [] {},
+      nullptr,
+      [](uint64_t address, transport::Region& region, uint64_t&) {
+        region = {static_cast<uint32_t>(address), 1};
+        return true;
+      },
+      [](const std::map<uint64_t, transport::Region>& pinned, std::string&) {
+        arrived = pinned;
+        return true;
+      },
+      [] { ++settled; }};
+};
+
+}  // namespace
+
+TEST_CASE("a session comes back to the host of its program, and lends its new worker what it has") {
+  Pool pool(3, true);
+  Above::reset();
+  pool.session().hookMoves(Above::hooks);
+  pool.regions = {{0x1000, {3, 1}}, {0x2000, {4, 1}}};
+  pool.apart = pool.sayApart = true;
+  pool.move();
+  REQUIRE_FALSE(pool.session().mapsMemory());
+  CHECK(Above::finished == 1);
+  CHECK(Above::settled == 0);
+  auto& words = pool.session().words();
+  const uint64_t word = words.take(), slow = words.take();
+  words.set(word, 41);
+  std::thread waiter([&] { CHECK(pool.session().waitWord(slow, 7) == CUDA_SUCCESS); });
+  REQUIRE(eventually([&] { return pool.seam->watches() == 1; }));
+  pool.apart = pool.sayApart = false;
+  pool.move();
+  CHECK(pool.session().mapsMemory());
+  CHECK(Above::finished == 101);
+  CHECK(Above::settled == 1);
+  CHECK(Above::sharing == 1);
+  REQUIRE(pool.old->lent.size() == 2);
+  CHECK(pool.old->lent[1].address == 0x2000);
+  CHECK(pool.old->lent[1].region.id == 0x2000);
+  CHECK(Above::arrived.at(0x2000) == transport::Region{4, 1});
+  REQUIRE(pool.goesOn());
+  CHECK(words.value(word) == 41);
+  pool.old->write(word, 42);  // and tells nobody
+  CHECK(words.reached(word, 42));
+  pool.old->write(slow, 7);
+  waiter.join();
+  // Again, both ways.
+  pool.apart = pool.sayApart = true;
+  pool.move();
+  CHECK_FALSE(pool.session().mapsMemory());
+  pool.apart = pool.sayApart = false;
+  pool.move();
+  CHECK(pool.session().mapsMemory());
+  pool.move();  // to a worker that has adopted its memory
+  CHECK(pool.session().mapsMemory());
+  CHECK(pool.old->lent.empty());
+  CHECK(words.value(word) == 42);
+  REQUIRE(pool.goesOn());
+  pool.finish();
+}
+
+TEST_CASE(
+    "a session that was to leave its host goes on over shared memory, if its next worker is there, too") {
+  Pool pool(3, true);
+  Above::reset();
+  pool.session().hookMoves(Above::hooks);
+  pool.regions = {{0x1000, {3, 1}}, {0x2000, {4, 1}}};
+  pool.sayApart = true;
+  pool.move();
+  CHECK(pool.session().mapsMemory());
+  CHECK(pool.old->lent.size() == 2);
+  CHECK(Above::settled == 0);  // nothing is mirrored
+  REQUIRE(pool.goesOn());
+  pool.finish();
+}
+
+TEST_CASE("a session whose new worker cannot use its memory stays, and goes over a network the next time") {
+  Pool pool(3, true);
+  Above::reset();
+  pool.session().hookMoves(Above::hooks);
+  pool.regions = {{0x1000, {3, 1}}, {0x2000, {4, 1}}};
+  pool.apart = pool.sayApart = true;
+  pool.move();
+  pool.apart = pool.sayApart = false;
+  pool.takesNoPages = true;
+  pool.lead(Stage::quiet);
+  pool.old->quiet = false;
+  pool.old->sayMoved(++pool.epoch);
+  REQUIRE(pool.old->hears(NoticeType::stays));
+  REQUIRE(pool.goesOn());
+  pool.settleDial();
+  CHECK_FALSE(pool.session().mapsMemory());
+  pool.takesNoPages = false;
+  pool.apart = true;
+  --pool.epoch;
+  pool.move();
+  CHECK(pool.old->theirs.lends == 0);
+  CHECK_FALSE(pool.session().mapsMemory());
+  REQUIRE(pool.goesOn());
   pool.finish();
 }
 

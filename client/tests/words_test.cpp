@@ -67,6 +67,44 @@ TEST_CASE("words: a page that is not shared any more keeps its words, and its wa
   CHECK(words.value(second) == 1);
 }
 
+TEST_CASE(
+    "words: a page that is shared again has what was told meanwhile, and its waiters hear of new words") {
+  const auto page = transport::SharedMemory::create(schema::kWordsBytes);
+  Words words(GENERATE(true, false) ? page : nullptr);
+  const uint64_t first = words.take(), second = words.take(), third = words.take();
+  REQUIRE(words.leaveShared());
+  words.set(first, 5);
+  words.set(third, 4);
+  words.setUnchanged(first, 5);
+  CHECK(words.unchanged(first, 5));
+  const auto next = transport::SharedMemory::create(schema::kWordsBytes);
+  auto* const written = reinterpret_cast<std::atomic<uint64_t>*>(next->data() + schema::kWordsOffset);
+  written[third] = 9;  // of which nobody was told
+  std::thread sleeper([&] { CHECK(words.wait(second, 1, true, [] {}) == CUDA_SUCCESS); });
+  REQUIRE(words.enterShared(transport::SharedMemory::adopt(dup(next->descriptor()), next->size())));
+  CHECK(words.value(first) == 5);
+  CHECK(written[first] == 5);
+  CHECK(words.value(third) == 9);
+  CHECK_FALSE(words.unchanged(first, 5));
+  written[second] = 1;
+  sleeper.join();
+  // Out once more: what the worker writes there is nothing to this process.
+  REQUIRE(words.leaveShared());
+  written[first] = 6;
+  CHECK(words.value(first) == 5);
+  CHECK(words.value(third) == 9);
+}
+
+TEST_CASE("words: an error that sticks goes along, wherever the page is") {
+  Words words(transport::SharedMemory::create(schema::kWordsBytes));
+  words.setSticky(CUDA_ERROR_LAUNCH_FAILED);
+  REQUIRE(words.leaveShared());
+  CHECK(words.sticky() == CUDA_ERROR_LAUNCH_FAILED);
+  const auto next = transport::SharedMemory::create(schema::kWordsBytes);
+  REQUIRE(words.enterShared(next));
+  CHECK(words.sticky() == CUDA_ERROR_LAUNCH_FAILED);
+}
+
 TEST_CASE("words: an error that sticks ends every wait") {
   Words words(nullptr);
   const uint64_t index = words.take();

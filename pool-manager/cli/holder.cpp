@@ -137,6 +137,7 @@ std::optional<OpenFailure> check(const OpenRequest& request, ssize_t size) {
 }
 
 SessionWish wishOf(const OpenRequest& request) {
+  const bool named = (request.sessionHigh | request.sessionLow) != 0;
   return {request.rowsHash,
           field(request.transport),
           static_cast<uint32_t>(request.pid),
@@ -144,7 +145,10 @@ SessionWish wishOf(const OpenRequest& request) {
           Id{request.sessionHigh, request.sessionLow},
           request.epoch,
           request.left != 0,
-          request.left == 2};
+          request.left == 2,
+          {},
+          false,
+          named && request.mayShare != 0};
 }
 
 struct Holder::Peer {
@@ -217,6 +221,7 @@ kj::Promise<void> Holder::open(Peer& peer, const OpenRequest& request) {
   peer.pause = wish.lost ? settings_.lostPause : settings_.suspendedPause;
   wish.transportNamed = !settings_.transport.empty() || (!wish.moves() && !wish.transport.empty());
   if (wish.transport.empty()) wish.transport = settings_.transport;
+  wish.mayShare = wish.mayShare && !wish.transportNamed && !isProtected();
   const pool::WorkerVersion client{request.rowsHash, schema::release()};
   if (!lease_) settings_.request.client = client;
   if (!lease_ && settings_.request.holder.empty())
@@ -260,6 +265,7 @@ kj::Promise<void> Holder::open(Peer& peer, const OpenRequest& request) {
                 next.epoch = session.epoch + 1;
                 next.transport = session.transport;
                 next.left = true;
+                next.mayShare = false;
                 next.ranAt = session.server;
                 sendReply(peer.socket, reply, session.socket);
               },
@@ -418,8 +424,18 @@ kj::Promise<OpenSession> Holder::openAt(std::vector<pool::Server> servers, const
   // The lease may end while the session opens.
   auto lease = kj::heap<pool::Lease>(*lease_);
   lease->server = servers.front();
+  SessionWish sharing = wish;
+  sharing.transport = wish.mayShare ? sharingTransport(servers.front(), wish.transport) : "";
   servers.erase(servers.begin());
-  auto opened = kj::evalNow([&] { return openSession(io_, *lease, wish, settings_.sessionLimit); });
+  auto opened = kj::evalNow([&] {
+    if (sharing.transport.empty()) return openSession(io_, *lease, wish, settings_.sessionLimit);
+    // A server that does not take it over this one takes it over the other.
+    return openSession(io_, *lease, sharing, settings_.sessionLimit)
+        .catch_([this, wish, &lease = *lease](kj::Exception&& error) {
+          GPUPOOL_DEBUG("no session over shared memory: %s", toFailure(error).text.c_str());
+          return openSession(io_, lease, wish, settings_.sessionLimit);
+        });
+  });
   return opened.attach(kj::mv(lease))
       .catch_([this, servers = std::move(servers),
                wish](kj::Exception&& error) mutable -> kj::Promise<OpenSession> {

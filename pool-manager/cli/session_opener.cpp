@@ -106,6 +106,17 @@ Route chooseRoute(const pool::Server& server, const std::string& wanted) {
 
 }  // namespace
 
+// Another container of this machine may not see the path.
+std::string sharingTransport(const pool::Server& server, const std::string& transport) {
+  for (const TransportFacts& one : kTransports) {
+    std::string why;
+    if (one.reach == TransportFacts::Reach::sameHost && one.name != transport &&
+        !addressFor(one, server, why).empty() && ::access(server.localPath.c_str(), F_OK) == 0)
+      return std::string(one.name);
+  }
+  return "";
+}
+
 bool takesNetwork(const pool::Server& server) { return !server.host.empty() && server.port != 0; }
 
 kj::Exception toException(const OpenFailure& failure) {

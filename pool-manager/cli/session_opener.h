@@ -34,6 +34,7 @@ struct SessionWish {
   bool lost = false;            // with epoch: so is it, for it has lost its server
   pool::ServerLife ranAt = {};  // with left: where this holder has opened it last, if it has
   bool transportNamed = false;  // the transport, by the user
+  bool mayShare = false;        // with epoch: over a transport that shares memory, too (sharingTransport)
   bool moves() const { return epoch != 0; }
 };
 
@@ -73,6 +74,10 @@ kj::Promise<kj::Own<kj::AsyncIoStream>> openWithout(kj::AsyncIoProvider& io, con
 // is suspended; ask again.
 kj::Promise<OpenSession> openOver(kj::Own<kj::AsyncIoStream> stream, const pool::Lease& lease,
                                   SessionWish wish, std::string transport);
+
+// The transport over which a session that was over `transport` can share memory with that server; empty:
+// none, or it does already.
+std::string sharingTransport(const pool::Server& server, const std::string& transport);
 
 // Resolves within `limit`. `io` and `lease` stay alive until then. A new session that is cut off in the
 // middle of the handshake is tried again, twice. Fails with toException(OpenFailure).

@@ -3,6 +3,7 @@
 #include <capnp/message.h>
 
 #include "base/log.h"
+#include "base/transport_names.h"
 #include "server/front/sessions.h"
 #include "transports/last_words.h"
 
@@ -111,7 +112,8 @@ std::string SessionTable::refusesClient(const SessionFacts& client) const {
   if (waiting->client.get() >= 0) return "the session's client has come to its next worker already";
   if (waiting->ordered || (session != nullptr && session->ordered)) return "the session is ending";
   if (waiting->worker->gone()) return "the worker to which the session moves has ended";
-  if (waiting->facts.transport != client.transport)
+  if (waiting->facts.transport != client.transport &&
+      (waiting->facts.transportNamed || transportApart(client.transport) != waiting->facts.transport))
     return "the session's transport is " + waiting->facts.transport + ", not " + client.transport;
   if (waiting->facts.rowsHash != client.rowsHash) return "the session's client is of another gpupool";
   return "";
@@ -124,12 +126,17 @@ void SessionTable::giveClient(const SessionFacts& client, int socket, kj::AutoCl
   }
   Session& next = *waiting(client);
   capnp::MallocMessageBuilder message;
-  message.initRoot<schema::WorkerOrder>().setClient();
+  auto order = message.initRoot<schema::WorkerOrder>();
+  order.setClient();
+  if (next.facts.transport != client.transport) order.setClientTransport(client.transport);
   if (!next.worker->send(message, std::span(&socket, 1))) {
     next.worker->kill();
     return;
   }
+  GPUPOOL_INFO("session %s: its client comes over %s", client.session.text().c_str(),
+               client.transport.c_str());
   next.client = kj::mv(kept);
+  next.facts.transport = client.transport;
   if (arrives(next)) settleHere(next);
 }
 

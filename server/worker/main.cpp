@@ -57,14 +57,20 @@ void checkLeaks() {
 }
 
 std::unique_ptr<transport::Connection> connect(const server::WorkerArguments& arguments,
-                                               const server::SessionStart& start, int socket) {
+                                               const server::SessionStart& start,
+                                               const std::string& transport, int socket) {
   transport::Options options;
   options.networkDevice = start.networkDevice;
   options.wire = transport::wireNamed(start.networkWire.empty() ? "auto" : start.networkWire);
   // A client may be stopped at any time, and for as long as somebody likes: in a debugger, from the terminal.
   options.stallTimeout = arguments.clientStallTime.count() != 0 ? arguments.clientStallTime : kForEver;
   options.setupTimeout = std::max(options.setupTimeout, options.stallTimeout);
-  return transport::accept(start.transport, socket, options);
+  return transport::accept(transport, socket, options);
+}
+
+bool sharesMemory(const std::string& transport) {
+  const TransportFacts* facts = findTransport(transport);
+  return facts == nullptr || facts->reach == TransportFacts::Reach::sameHost;
 }
 
 // stream: to the worker of another server that the session leaves. When that one is gone, or goes on with the
@@ -156,9 +162,7 @@ int serve(const server::WorkerArguments& arguments) {
   std::string why;
   try {
     if (ownGpus) server::findDevices(*driver, *start);
-    const TransportFacts* transport = findTransport(start->transport);
-    if (transport == nullptr || transport->reach == TransportFacts::Reach::sameHost)
-      server::walls::closeNetwork();
+    if (sharesMemory(start->transport)) server::walls::closeNetwork();
     server::Descriptor state(start->state);
     server::StateSocket stateSocket(std::move(state), [&] { return process.stopping(); });
     server::Rebuild rebuild(*driver, stateSocket, start->stream, [&] { return process.stopping(); });
@@ -168,7 +172,7 @@ int serve(const server::WorkerArguments& arguments) {
     if (start->rebuild) {
       why = receive(*driver, *start, stateSocket, rebuild, pages);
     } else {
-      connection = connect(arguments, *start, start->socket);
+      connection = connect(arguments, *start, start->transport, start->socket);
     }
     // With --disturb-streams both workers are of one server, whose account has the memory already.
     if (!start->rebuild || (start->stream && !arguments.disturbStreams)) memory.settle();
@@ -227,7 +231,11 @@ int serve(const server::WorkerArguments& arguments) {
       const auto client = waitForClient(process, start->stream ? &stateSocket : nullptr);
       if (!client) _exit(0);  // the session goes on where it was, or has ended
       memory.settle();
-      auto made = connect(arguments, *start, *client);
+      // It may be on this host now.
+      const std::string over =
+          process.clientTransport().empty() ? start->transport : process.clientTransport();
+      if (over != start->transport && sharesMemory(over)) server::walls::closeNetwork();
+      auto made = connect(arguments, *start, over, *client);
       process.watchClient(made->wakeupDescriptor());
       session.connect(std::move(made));
       served = true;

@@ -272,6 +272,8 @@ class Session {
   void awaitLeaving(CUresult status, std::string_view call);
   // Behind the hello of a session that has moved here.
   bool nameHostRegions();
+  // The client's pages for its pinned memory, which it lends (schema::ClientHello). "", or why not.
+  std::string takeLent();
   void hearMove(const schema::Notice& said, uint64_t last);
   std::string endReason();
   friend struct SessionSeam;  // tests/fuzz: a session without its threads

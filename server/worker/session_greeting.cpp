@@ -17,6 +17,8 @@ static_assert(schema::kMostLeasedDevices == schema::kMaxDevices);
 
 namespace {
 
+constexpr auto kLentBound = std::chrono::seconds(2);  // its name is announced ahead of the message
+
 void describe(const Driver& driver, const std::vector<CUdevice>& devices, const std::vector<uint64_t>& limits,
               schema::WorkerHello& hello) {
   hello.deviceCount = static_cast<uint32_t>(devices.size());
@@ -138,7 +140,36 @@ bool Session::greet(std::string& reason) {
   if (!reason.empty() || !start_.rebuild) return reason.empty();
   if (!nameHostRegions())
     reason = "the client went away while greeting, or its pinned memory is in too many pieces";
+  if (reason.empty() && client.lends != 0) reason = takeLent();
   return reason.empty();
+}
+
+// All of it, or the session stays where it was.
+std::string Session::takeLent() {
+  if (!mapsMemory()) return "the client lends memory over a network";
+  std::span<const std::byte> message;
+  while (message.empty() && waitsFor(*connection_, stopping_))
+    message = connection_->receive(Channel::call, soon(kTick));
+  const auto pieces = space_.hostPieces();
+  if (message.size() != std::max<size_t>(pieces.size(), 1) * sizeof(schema::MovedRegion))
+    return "the client does not lend all of its pinned memory";
+  CUcontext current = nullptr;
+  driver_.cuCtxGetCurrent(&current);
+  std::string why;
+  for (auto piece = pieces.begin(); piece != pieces.end() && why.empty(); ++piece) {
+    schema::MovedRegion lent;
+    std::memcpy(&lent, message.data(), sizeof lent);
+    message = message.subspan(sizeof lent);
+    if (lent.address != piece->first) return "the client lends pinned memory that is not the session's";
+    const auto pages = connection_->map({lent.region.id, lent.region.generation}, nullptr, soon(kLentBound));
+    why = pages == nullptr ? "the client's pinned memory cannot be mapped"
+                           : space_.exchangeHost(piece->first, *pages);
+  }
+  if (current != nullptr) driver_.cuCtxSetCurrent(current);
+  if (!why.empty()) return why;
+  for (const auto& [address, region] : regions_) connection_->unshare(region);
+  regions_.clear();
+  return nameHostRegions() ? "" : "the client went away while greeting";
 }
 
 }  // namespace gpupool::server

@@ -171,6 +171,9 @@ class Space {
   std::string adopt(const std::vector<PieceState>& pieces, const std::vector<uint32_t>& peers);
   // Pinned memory by address.
   std::map<uint64_t, std::shared_ptr<transport::SharedMemory>> hostPieces() const;
+  // The pinned memory at `address` has the pages of `pages` from here on. Nothing of the device's is under
+  // way there. "", or why not. Another context may be current behind it.
+  std::string exchangeHost(uint64_t address, const transport::SharedMemory& pages);
   // Registered in the next context that becomes current. descriptor: -1: fresh memory. False: it does not fit
   // the arena, or there is none.
   bool adoptHost(uint64_t address, int descriptor, size_t bytes);
@@ -220,7 +223,7 @@ class Space {
 
   bool lend(uint64_t address, size_t bytes);
   CUresult keepHost(uint64_t address, std::shared_ptr<transport::SharedMemory> memory);  // under mapping_
-  void registerPiece(HostPiece& piece, CUcontext context);                               // likewise
+  bool registerPiece(HostPiece& piece, CUcontext context);                               // likewise
   bool inArena(uint64_t address, size_t bytes) const;  // and free there; under mapping_
   bool inWindow(CUdeviceptr address, size_t bytes) const;
   bool isFree(CUdeviceptr address, size_t bytes) const;  // under mapping_

@@ -106,14 +106,16 @@ bool Space::contextEnded(CUcontext context) {
   return lost;
 }
 
-// Under mapping_.
-void Space::registerPiece(HostPiece& piece, CUcontext context) {
+// Under mapping_. False: it is not registered.
+bool Space::registerPiece(HostPiece& piece, CUcontext context) {
   const CUresult result =
       driver_.cuMemHostRegister_v2(piece.memory->data(), piece.memory->size(), kHostRegistration);
   piece.context = context;
-  if (result != CUDA_SUCCESS && result != CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
+  const bool registered = result == CUDA_SUCCESS || result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+  if (!registered)
     GPUPOOL_WARNING("%zu bytes of host memory stay unregistered: %s", piece.memory->size(),
                     driver_.describe(result).c_str());
+  return registered;
 }
 
 void Space::registerHostAgain() {
@@ -133,6 +135,27 @@ void Space::registerHostHere(uint64_t address) {
   if (piece.context == current) return;
   if (piece.context != nullptr) driver_.cuMemHostUnregister(piece.memory->data());
   registerPiece(piece, current);
+}
+
+// The driver holds the pages of a registration, whatever is mapped there.
+std::string Space::exchangeHost(uint64_t address, const transport::SharedMemory& pages) {
+  std::lock_guard lock(mapping_);
+  const auto found = host_.find(address);
+  if (found == host_.end()) return "the session has no such pinned memory";
+  HostPiece& piece = found->second;
+  const CUcontext context = piece.context;
+  if (context != nullptr && (driver_.cuCtxSetCurrent(context) != CUDA_SUCCESS ||
+                             driver_.cuMemHostUnregister(piece.memory->data()) != CUDA_SUCCESS))
+    return "pinned memory stays registered with the driver";
+  std::string why;
+  try {
+    piece.memory->takePages(pages);
+  } catch (const std::exception& e) {
+    why = e.what();
+  }
+  if (context != nullptr && !registerPiece(piece, context) && why.empty())
+    why = "the program's pages cannot be registered with the driver";
+  return why;
 }
 
 CUcontext Space::hostContext(uint64_t address) const {

@@ -185,7 +185,7 @@ def one(kind, case, number, options, programs):
     """Its lines of what is wrong, and whether somebody was struck. Each run has servers of its own."""
     folder, servers = tempfile.mkdtemp(prefix="gpupool-aimed-"), None
     try:
-        servers = TwoServers(options.build, folder)
+        servers = TwoServers(options.build, folder, getattr(options, "sharing", "never"))
         run = kind(case, number, servers, programs)
         notes = run.execute()
         if notes:

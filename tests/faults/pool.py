@@ -43,7 +43,7 @@ class Pool:
         self.environment = {key: value for key, value in os.environ.items()
                             if not key.startswith("GPUPOOL_") and key != "CUDA_VISIBLE_DEVICES"}
         self.environment.update(GPUPOOL_STATE=self.state, XDG_RUNTIME_DIR=self.runtime, XDG_CACHE_HOME=self.cache,
-                                GPUPOOL_STALL_TIME=f"{stall}s")
+                                GPUPOOL_STALL_TIME=f"{stall}s", GPUPOOL_DISTURB_SHARING="never")
         if not real:
             self.environment["GPUPOOL_SOFT_MEMORY"] = "2GiB"
         self.disturb, self.lease, self.moves = disturb, lease, moves

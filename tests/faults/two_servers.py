@@ -21,12 +21,13 @@ class Broken(Exception):
 
 
 class TwoServers:
-    def __init__(self, build, folder):
+    def __init__(self, build, folder, sharing="never"):
+        """sharing: whether sessions that move share memory with the other server, too: client/session.cpp"""
         self.build, self.folder, self.state = build, folder, os.path.join(folder, "pool")
         self.environment = {name: value for name, value in os.environ.items()
                             if not name.startswith("GPUPOOL_") and name != "CUDA_VISIBLE_DEVICES"}
         self.environment.update(GPUPOOL_STATE=self.state, XDG_CACHE_HOME=os.path.join(folder, "cache"),
-                                GPUPOOL_SOFT_MEMORY="1GiB")
+                                GPUPOOL_SOFT_MEMORY="1GiB", GPUPOOL_DISTURB_SHARING=sharing)
         status, text = self.tool("up", "--detach", "--software", "1", "--name", "node")
         if status != 0:
             raise Broken(f"gpupool up: {text}")

@@ -35,11 +35,11 @@ void put(char (&field)[N], const char* text) {
 }  // namespace
 
 TEST_CASE("the protocol's version and magic numbers") {
-  CHECK(kProtocolVersion == 5);
+  CHECK(kProtocolVersion == 6);
   CHECK(kClientMagic == 0x47504331);
   CHECK(kWorkerMagic == 0x47505731);
   CHECK(holder::kMagic == 0x47505531);
-  CHECK(holder::kVersion == 7);
+  CHECK(holder::kVersion == 8);
   CHECK(static_cast<uint32_t>(NoticeType::moved) == 5);
   CHECK(static_cast<uint32_t>(NoticeType::prepare) == 6);
   CHECK(static_cast<uint32_t>(NoticeType::drained) == 7);
@@ -140,8 +140,9 @@ TEST_CASE("the client's hello") {
   hello.rowsHash = 0x0102030405060708;
   hello.epoch = 0x1112131415161718;
   hello.spaces = 0b1011;
+  hello.lends = 1;
   const ClientHello decoded =
-      pin("client_hello", "schema::ClientHello: magic, protocol, rowsHash, epoch, spaces", hello);
+      pin("client_hello", "schema::ClientHello: magic, protocol, rowsHash, epoch, spaces, lends", hello);
   CHECK(decoded.magic == kClientMagic);
   CHECK(decoded.rowsHash == hello.rowsHash);
   CHECK(decoded.epoch == hello.epoch);
@@ -203,9 +204,12 @@ TEST_CASE("between an application and its lease's holder") {
   request.sessionHigh = 0x2122232425262728;
   request.sessionLow = 0x3132333435363738;
   request.epoch = 0x4142434445464748;
-  CHECK(pin("open_request",
-            "holder::OpenRequest: magic, version, rowsHash, pid, transport, command, session, epoch", request)
-            .epoch == request.epoch);
+  request.mayShare = 1;
+  CHECK(
+      pin("open_request",
+          "holder::OpenRequest: magic, version, rowsHash, pid, transport, command, session, epoch, mayShare",
+          request)
+          .epoch == request.epoch);
   holder::OpenReply reply;
   reply.status = holder::Status::internal;
   reply.deviceCount = 2;

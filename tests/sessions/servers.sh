@@ -112,6 +112,9 @@ says_why() { gpupool leases -v | grep -q "cannot be moved to another server: its
 check "leases -v says so: $(gpupool leases -v)" until_true says_why
 ends_well
 
+# Both servers are on this machine: sessions that move share memory with the other one, too, where this does not say otherwise.
+export GPUPOOL_DISTURB_SHARING=never
+
 case_of "from shared memory to another server, and back: over the network from there on"
 launch ""
 says_nothing() { ! gpupool leases -v | grep -q "cannot be moved"; }
@@ -143,6 +146,51 @@ for try in 1 2 3; do
   computed_right
 done
 
+# asks live|late WHEN: does a kernel of the program see what that writes while it runs? A round takes a quarter of a second.
+asks() {
+  local lines
+  lines=$(wc -l <"$folder/program.out")
+  echo go >&"$input"
+  answered() { [ "$(wc -l <"$folder/program.out")" -gt "$lines" ]; }
+  until_true answered || fail "no answer: $(cat "$folder/program.err")"
+  check "$2: $(tail -1 "$folder/program.out")" test "$(tail -1 "$folder/program.out")" = "$1"
+}
+case_of "a session comes back to shared memory, with all that kernels and the program see of each other"
+export GPUPOOL_DISTURB_SHARING=in-turns # the first move takes it to the network, the next one back
+rm -f "$folder/input"
+mkfifo "$folder/input"
+"$bin/gpupool" run --memory 1GiB --server node -- "${launcher[@]}" "$programs/mapped_live" --asks \
+  <"$folder/input" >"$folder/program.out" 2>"$folder/program.err" &
+launched=$!
+started+=("$launched")
+exec {input}>"$folder/input"
+until_true any_lease || fail "no lease"
+lease=$(lease_ids | tail -1)
+asks live "over shared memory"
+for round in 1 2; do
+  migrates other
+  check "there, $round: $status $err" test "$status" -eq 0
+  asks late "over the network, $round"
+  migrates node
+  check "back, $round: $status $err" test "$status" -eq 0
+  asks live "over shared memory again, $round"
+done
+check "its server says so" grep -q "comes over shm" "$GPUPOOL_STATE/server.log"
+says_nothing() { ! gpupool leases -v | grep -q "cannot be moved"; }
+check "nothing hinders it: $(gpupool leases -v)" until_true says_nothing
+exec {input}>&-
+wait "$launched"
+check "it is right: $(cat "$folder/program.out" "$folder/program.err")" test "$(tail -1 "$folder/program.out")" = PASS
+check "nothing is left: $(gpupool leases; gpupool devices)" until_true all_free
+
+case_of "a program that checks what it computes goes from server to server, and shares memory with every other one"
+computes "" --server node
+for to in other node other node; do
+  check "to $to" until_true gpupool migrate --to "$to" "$lease" >>"$folder/moves" 2>&1
+done
+computed_right
+export GPUPOOL_DISTURB_SHARING=never
+
 case_of "a server is drained"
 for over in ucx ""; do
   launch "$over"
@@ -158,6 +206,17 @@ computes ucx
 for to in other node other; do
   # Right behind a move the server that was left may not have confirmed it yet.
   check "to $to" until_true gpupool migrate --to "$to" "$lease" >>"$folder/moves" 2>&1
+done
+computed_right
+
+case_of "a session that leaves its server shares memory with the other one at once, where that is on the same machine"
+unset GPUPOOL_DISTURB_SHARING
+computes "" --server node
+for to in other node; do
+  check "to $to" until_true gpupool migrate --to "$to" "$lease" >>"$folder/moves" 2>&1
+  server=$GPUPOOL_STATE/server.log
+  [ "$to" = node ] || server=$folder/other.log
+  check "over shared memory: $(tail -3 "$server")" has "$(tail -5 "$server")" "comes over shm"
 done
 computed_right
 
