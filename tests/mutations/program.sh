@@ -1,7 +1,8 @@
 #!/bin/bash
 # A protected program whose worker is killed, and whose results hang on one part of the replay: uploads, queries (two
 # streams that only the host's queries order), functions (host functions), clock (results that differ from run to run, so
-# that it has to end). Or a program that leaves memory that it shares with its worker (leaves). The last argument names it.
+# that it has to end). Or a program that leaves memory that it shares with its worker (leaves), and comes back (returns). The
+# last argument names it.
 # GPUPOOL_LIBRARY_DIR: with that client library.
 . "$(dirname "$0")/../failover/common.sh"
 part=${!#}
@@ -13,6 +14,7 @@ busy_since_the_second() { says_of_it 'checkpoint is ([4-9]|[1-9][0-9]+)s old, .*
 # In order too soon, or wrong: it has ended.
 gone_on() { says_of_it "restored 1 time" || ! kill -0 "$launched" 2>/dev/null; }
 
+[ "$part" != returns ] || exec "$(dirname "$0")/../sessions/servers.sh" "${@:1:3}" shm
 if [ "$part" = leaves ]; then
   for seed in 1 2 3 4 5 6; do
     case_of "leaves, $seed"

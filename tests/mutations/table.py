@@ -9,6 +9,7 @@
 """
 CLIENT = "lib/gpupool/libcuda.so.1"
 RESULT = r"FAILED .*: the result: "
+RETURNS = r"no answer: |FAILED a session comes back to shared memory"
 
 ROWS = {
     # ---- replay (client/call_log.h, client/replay.h)
@@ -102,6 +103,14 @@ ROWS = {
         "off": "pinned memory that a kernel is given is noted while it is shared",
         "changes": [("client/memory/host_mirrors.cpp", "  addressed_.insert(block->first);\n", "")],
         "artefact": CLIENT, "program": "leaves", "red": RESULT},
+    "returns-mirrors": {
+        "off": "what kernels have written is in the program's pages when a session comes to shared memory",
+        "changes": [("client/session_move.cpp", "    hooks->settle();\n", "    (void)0;\n")],
+        "artefact": CLIENT, "program": "returns", "red": RETURNS},
+    "returns-registered": {
+        "off": "so is what they have written to registered memory",
+        "changes": [("client/memory/host.cpp", "  if (lends && !Session::get().mapsMemory() && !fetchTargets(next, why)) return false;\n", "")],
+        "artefact": CLIENT, "program": "returns", "red": RETURNS},
     # ---- what sessions share, told to the next life of their server (server/front/offers.h, share_receipts.h)
     "receipts": {
         "off": "a receipt is one only if this server has sealed it",

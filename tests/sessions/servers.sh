@@ -150,7 +150,7 @@ done
 asks() {
   local lines
   lines=$(wc -l <"$folder/program.out")
-  echo go >&"$input"
+  echo "$1" >&"$input"
   answered() { [ "$(wc -l <"$folder/program.out")" -gt "$lines" ]; }
   until_true answered || fail "no answer: $(cat "$folder/program.err")"
   check "$2: $(tail -1 "$folder/program.out")" test "$(tail -1 "$folder/program.out")" = "$1"
