@@ -196,6 +196,10 @@ class Session {
   // A nap of somebody who looks again and again for what the device or the worker does. While the session is
   // suspended, which may last for hours, or moves, it ends only with that or with the session.
   void nap(std::chrono::nanoseconds time);
+  // Of a call that asks nobody: while the session is suspended or moves, it waits for the end of that.
+  void rest() {
+    if (__builtin_expect(still_.load(std::memory_order_relaxed) != 0, 0)) nap({});
+  }
 
   // The error of a put or get that was refused or did not arrive.
   CUresult transferFailed();
@@ -409,6 +413,7 @@ class Session {
                   uint64_t effect = 0);
   bool readReplies();
   bool reachNext(NextWorker& next, std::string& why);
+  bool findNext(NextWorker& next, std::string& why);
   // To no worker yet: the session is in files.
   void goAway();
   bool isHeld() const;

@@ -318,12 +318,16 @@ std::unique_ptr<transport::Connection> Session::dial(uint32_t epoch, bool& given
   if (status != CUDA_SUCCESS) return nullptr;
   given = true;
   CUresult ignored = CUDA_SUCCESS;
-  return connect(opened.reply.transport, opened.bootstrap, opened.reply.networkDevice, ignored, why);
+  auto reached = connect(opened.reply.transport, opened.bootstrap, opened.reply.networkDevice, ignored, why);
+  if (reached == nullptr && over != opened.reply.transport) sharesNoMore_ = true;
+  return reached;
 }
 
 bool Session::mayShare() const {
   const bool turn = !sharesInTurns_ || moves_ % 2 == 1;
-  return (!mapsMemory_ || isApart()) && log_ == nullptr && !transportNamed_ && !sharesNoMore_ && turn;
+  // One that has left for files has nowhere else to go where its memory cannot be used.
+  return (!mapsMemory_ || isApart()) && log_ == nullptr && !transportNamed_ && !sharesNoMore_ && turn &&
+         !isHeld();
 }
 
 // A server, or worker, that dies before it has greeted has nothing of the session: another one begins it. The
@@ -364,6 +368,12 @@ bool Session::passRegions(std::string& text) {
 }
 
 bool Session::reachNext(NextWorker& next, std::string& why) {
+  if (findNext(next, why)) return true;
+  if (next.lends && !moveIsOver()) sharesNoMore_ = true;  // the next try goes over a network
+  return false;
+}
+
+bool Session::findNext(NextWorker& next, std::string& why) {
   {
     std::lock_guard lock(moveMutex_);
     next.epoch = course_.epoch();
@@ -385,9 +395,7 @@ bool Session::reachNext(NextWorker& next, std::string& why) {
   const MoveHooks* hooks = moveHooks_;
   if (next.replaces) return hooks == nullptr || hooks->lend(*next.connection, why);
   if (hooks != nullptr && !hooks->prepare(*next.connection, next.regions, next.lends, why)) return false;
-  if (!next.lends || (lendPinned(next, why) && mapNext(next, why))) return true;
-  sharesNoMore_ = true;  // the next try goes over a network
-  return false;
+  return !next.lends || (lendPinned(next, why) && mapNext(next, why));
 }
 
 // What it writes its words into, and where copies pass through.

@@ -209,8 +209,14 @@ CUresult uploadRows(const StreamRef& ref, CUDA_MEMCPY3D_v2 c, const std::vector<
 CUresult downloadRows(const StreamRef& ref, CUDA_MEMCPY3D_v2 c, const std::vector<Carrier::Range>& rows) {
   c.dstHost = reinterpret_cast<void*>(rows.front().shadow);
   c.dstXInBytes = c.dstY = c.dstZ = 0;
-  CUresult status = postTo<"cuMemcpy3DAsync_v2">(ref, &c, ref.wire);
-  return status == CUDA_SUCCESS ? carrier().land(ref, rows) : status;
+  bool due = false;
+  CUresult status = CUDA_SUCCESS;
+  {  // a move knows of both or of none
+    const Transfers::Inside inside(Session::get().transfers(), Transfers::named);
+    status = sendTo<"cuMemcpy3DAsync_v2">(ref, due, &c, ref.wire);
+    if (status == CUDA_SUCCESS) status = carrier().sendLand(ref, rows);
+  }
+  return status == CUDA_SUCCESS ? keepCredit(ref) : status;
 }
 
 Side moved(Side side, size_t x, size_t row, size_t slice) {

@@ -7,7 +7,6 @@
 
 #include <chrono>
 #include <climits>
-#include <cstring>
 #include <ctime>
 #include <exception>
 #include <utility>
@@ -59,7 +58,10 @@ bool Words::replace(std::shared_ptr<transport::SharedMemory> next) {
   for (size_t i = 0; i < schema::kWordsCount; ++i)
     if (const uint64_t here = words_[i].load(std::memory_order_acquire); here > words[i].load())
       words[i] = here;
-  std::memcpy(next->data(), base_, sizeof(Header));
+  Header& there = *reinterpret_cast<Header*>(next->data());
+  there.sticky = header().sticky.load();
+  there.bell = header().bell.load();
+  there.waiters = header().waiters.load();
   if (mmap(base_, schema::kWordsBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, next->descriptor(),
            0) == MAP_FAILED)
     return false;

@@ -129,7 +129,13 @@ CUresult initialise() {
   static constexpr Session::MoveHooks moves{
       [] { return hostMemory().regions(); },
       [](transport::Connection& next, std::span<const schema::MovedRegion> regions, bool lends,
-         std::string& why) { return hostMemory().prepareMove(next, regions, lends, why); },
+         std::string& why) {
+        const bool fetches = lends && !Session::get().mapsMemory();
+        if (!hostMemory().prepareMove(next, regions, lends, why)) return false;
+        if (!fetches || carrier().fetchNext(next)) return true;
+        why = "the new worker does not give what copies have brought to pinned memory";
+        return false;
+      },
       [](std::shared_ptr<transport::SharedMemory> shared) {
         staging().moved(std::move(shared));
         hostMemory().moved();

@@ -80,6 +80,8 @@ CUresult askDriver(CUevent handle, Event& event) {
 // An event that has a word.
 CUresult queryWord(CUevent handle, Event& event, WordMark last) {
   Session& session = Session::get();
+  // Nobody would stop a program that asks again and again, for as long as its lease is suspended.
+  if (!session.words().reached(last.word, last.value)) session.rest();
   if (session.words().reached(last.word, last.value)) {
     session.observed(event.moment.load(std::memory_order_relaxed));
     return settleHostMemory(last);

@@ -72,7 +72,16 @@ bool fillRow(const Carrier::Range& range) {
   return true;
 }
 
+// Plain pinned memory. The empty range of a launch's end is none.
+bool isOwnShadow(const Carrier::Range& range) {
+  return range.bytes != 0 && range.application == range.shadow;
+}
+
+// Shared, it is one memory.
+bool isThere(const Carrier::Range& range) { return isOwnShadow(range) && Session::get().mapsMemory(); }
+
 bool fillOne(const Carrier::Range& range) {
+  if (isThere(range)) return true;
   if (range.rows > 1 && Session::get().mapsMemory()) {
     copyRows(range.shadow, range.application, range);
     return true;
@@ -110,6 +119,7 @@ bool landRows(const Carrier::Range& range) {
 }
 
 bool landOne(const Carrier::Range& range) {
+  if (isThere(range)) return true;
   if (range.rows == 1) return landRow(range);
   if (Session::get().mapsMemory()) {
     copyRows(range.application, range.shadow, range);
@@ -147,8 +157,27 @@ CUresult Carrier::fill(const StreamRef& ref, uint64_t ahead, const std::vector<R
 
 CUresult Carrier::land(const StreamRef& ref, const std::vector<Range>& ranges,
                        const std::shared_ptr<Launch>& launch) {
+  const CUresult status = sendLand(ref, ranges, launch);
+  return status == CUDA_SUCCESS ? keepCredit(ref) : status;
+}
+
+bool Carrier::fetchNext(transport::Connection& next) {
+  std::vector<Range> own;
+  {
+    std::lock_guard lock(mutex_);
+    for (const Move& move : moves_)
+      if (move.gate == 0 && isOwnShadow(move.range)) own.push_back(move.range);
+  }
+  for (const Range& range : own)
+    for (size_t row = 0; row < range.rows; ++row)
+      if (!hostMemory().fetchNext(next, range.application + row * range.pitch, range.bytes)) return false;
+  return true;
+}
+
+CUresult Carrier::sendLand(const StreamRef& ref, const std::vector<Range>& ranges,
+                           const std::shared_ptr<Launch>& launch) {
   uint64_t asked = 0;
-  return postWithWord(ref, asked, [&](uint64_t value) {
+  return sendWithWord(ref, asked, [&](uint64_t value) {
     const uint64_t word = ref.stream->word;
     if (launch != nullptr) launch->word = word, launch->value = value;
     std::vector<Move> moves;

@@ -65,6 +65,13 @@ class Carrier {
   // Asks for the stream's word; those of `ranges` that the device has written land when it is reached.
   CUresult land(const StreamRef& ref, const std::vector<Range>& ranges,
                 const std::shared_ptr<Launch>& launch = nullptr);
+  // The same without waiting; keepCredit must follow.
+  CUresult sendLand(const StreamRef& ref, const std::vector<Range>& ranges,
+                    const std::shared_ptr<Launch>& launch = nullptr);
+  // A move to a worker that takes this process's own pages (Session::MoveHooks::prepare), behind
+  // HostMemory::prepareMove: what has not landed yet in memory that is its own shadow. False: it does not
+  // give that.
+  bool fetchNext(transport::Connection& next);
   // What the device is done with is in the application's memory when this returns.
   void settle() {
     if (open_.load(std::memory_order_acquire) != 0) landReached();

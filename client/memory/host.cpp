@@ -326,16 +326,25 @@ bool HostMemory::prepareMove(transport::Connection& next, std::span<const schema
 // Under mutex_. Over a network only the worker has what the device wrote there, until it is landed.
 bool HostMemory::fetchTargets(transport::Connection& next, std::string& why) const {
   for (const uint64_t address : targets_) {
-    const auto piece = pieceOf(address);
-    const auto arrival = piece == pieces_.end() ? arrivals_.end() : arrivals_.find(piece->first);
-    const bool came =
-        arrival != arrivals_.end() && next.get(reinterpret_cast<void*>(address), arrival->second.region,
-                                               address - piece->first, blocks_.at(address)) == 0;
-    if (came) continue;
+    if (fetchAt(next, address, blocks_.at(address))) continue;
     why = "the new worker does not give what the device has written for registered memory";
     return false;
   }
   return true;
+}
+
+bool HostMemory::fetchAt(transport::Connection& next, uint64_t address, size_t bytes) const {
+  const auto piece = pieceOf(address);
+  const auto arrival = piece == pieces_.end() ? arrivals_.end() : arrivals_.find(piece->first);
+  if (arrival == arrivals_.end()) return false;
+  const transport::Transfer transfer =
+      next.get(reinterpret_cast<void*>(address), arrival->second.region, address - piece->first, bytes);
+  return transfer != transport::kRefused && next.wait(transfer, bound());
+}
+
+bool HostMemory::fetchNext(transport::Connection& next, uint64_t address, size_t bytes) const {
+  std::lock_guard lock(mutex_);
+  return fetchAt(next, address, bytes);
 }
 
 bool HostMemory::lend(transport::Connection& next, std::string& why) {
@@ -375,7 +384,8 @@ bool HostMemory::arrive(const std::map<uint64_t, transport::Region>& pinned, std
 }
 
 void HostMemory::moved() {
-  const std::lock_guard order(mirrorMutex_);
+  std::unique_lock order(mirrorMutex_, std::defer_lock);
+  if (!Session::get().isProtected()) order.lock();
   std::lock_guard lock(mutex_);
   for (auto& [address, arrival] : arrivals_) {
     Piece& piece = pieces_.find(address)->second;

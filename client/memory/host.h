@@ -103,6 +103,9 @@ class HostMemory {
   bool prepareMove(transport::Connection& next, std::span<const schema::MovedRegion> regions, bool lends,
                    std::string& why);
   void moved();
+  // Behind prepareMove: the bytes that the new worker has at `address` of the arena, to the same address
+  // here. False: it does not give them.
+  bool fetchNext(transport::Connection& next, uint64_t address, size_t bytes) const;
   // The session has gone to another host: what kernels address is brought there as it is now.
   void bring();
   // While everything stands still, ahead of a move: what kernels have written is brought here.
@@ -164,6 +167,7 @@ class HostMemory {
   void mirrorAddressed();
   void shareMirrored();
   bool fetchTargets(transport::Connection& next, std::string& why) const;
+  bool fetchAt(transport::Connection& next, uint64_t address, size_t bytes) const;  // under mutex_
   static CUresult take(Mirror& mirror, std::span<const unsigned char> runs);
 
   // Held across the calls that make and drop pieces; taken before every other lock here, and before
@@ -218,8 +222,8 @@ class HostMemory {
   uint64_t nextFunction_ = 1;
   std::vector<Upload> uploads_;  // since the oldest open host function
   std::atomic<size_t> mirrorCount_{0};
-  // One publish or collect at a time. Taken inside Transfers::alone only, or by the mover: what is under way
-  // belongs to one worker.
+  // One publish or collect at a time. But in a protected session, taken inside Transfers::alone only, or by
+  // the mover.
   std::mutex mirrorMutex_;
   // Of a publish; under mirrorMutex_.
   std::vector<unsigned char> runs_;  // on their way

@@ -98,13 +98,18 @@ CUresult HostMemory::put(const void* from, uint64_t to, size_t bytes, bool lande
 }
 
 CUresult HostMemory::get(void* to, uint64_t from, size_t bytes) {
-  return Session::get().fetch(CallLog::Place::pinned, from, {static_cast<std::byte*>(to), bytes},
-                              [&](transport::Region& region, uint64_t& offset) {
-                                uint64_t start = 0;
-                                if (!regionAt(from, region, start)) return false;
-                                offset = from - start;
-                                return true;
-                              });
+  Session& session = Session::get();
+  bool here = false;  // the worker has these very bytes
+  const auto where = [&](transport::Region& region, uint64_t& offset) {
+    uint64_t start = 0;
+    here = session.mapsMemory() && reinterpret_cast<uint64_t>(to) == from;
+    if (here || !regionAt(from, region, start)) return false;
+    offset = from - start;
+    return true;
+  };
+  const CUresult status =
+      session.fetch(CallLog::Place::pinned, from, {static_cast<std::byte*>(to), bytes}, where);
+  return here ? CUDA_SUCCESS : status;
 }
 
 // Where we have lent the worker the arena memory at `address`, and where that starts.
@@ -134,7 +139,9 @@ CUresult HostMemory::download(const StreamRef& ref, uint64_t to, uint64_t from, 
     CUresult status = CUDA_ERROR_INVALID_VALUE;  // released meanwhile
     {
       const Transfers::Inside inside(session.transfers(), Transfers::named);
-      if (lentAt(to, region, start))
+      const bool lent = lentAt(to, region, start);
+      if (session.mapsMemory()) region = {};  // the device writes there itself
+      if (lent)
         status = sendWithWord(ref, value, [&](uint64_t word) {
           return session.post<"sessionRead">(
               ref.context, ref.wire, CUdeviceptr{to + at}, CUdeviceptr{from + at}, n, ref.stream->word, word,

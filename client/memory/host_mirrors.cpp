@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 #include <iterator>
+#include <optional>
 #include <utility>
 
 #include "client/memory/host.h"
@@ -24,6 +25,19 @@ constexpr std::chrono::milliseconds kCooling{200}, kUntrusted{2000};
 constexpr size_t kLeastWatched = size_t{16} << 10;  // less is compared as soon as it is asked for
 constexpr size_t kApart = size_t{64} << 10;         // of two mirrors that lie side by side
 static_assert(schema::MirrorBase::kPage == WrittenPages::kPage);
+// Where the session may come to share memory, all of one exchange is with one worker. A protected session
+// never does, and who waits for an answer may wait for its next worker, which must not wait for that.
+class OfOneWorker {
+ public:
+  OfOneWorker() {
+    Session& session = Session::get();
+    if (!session.isProtected()) inside_.emplace(session.transfers(), Transfers::alone);
+  }
+
+ private:
+  std::optional<Transfers::Inside> inside_;
+};
+
 // What the runs of so many bytes take at worst, every other byte changed; the worker clears as much.
 size_t runsBytes(size_t bytes) { return std::min(kCollectBytes, 12 * ((bytes + 7) / 8 * 8) + 128); }
 
@@ -158,7 +172,7 @@ CUresult HostMemory::adoptManagedSymbol(uint64_t address, size_t bytes) {
     symbolPages_.insert(page);
   }
   addMirror(address, address, bytes);
-  const Transfers::Inside inside(Session::get().transfers(), Transfers::alone);
+  const OfOneWorker inside;
   std::lock_guard order(mirrorMutex_);
   Mirror* mirror = nullptr;
   {
@@ -181,7 +195,7 @@ void HostMemory::dropManagedSymbol(uint64_t address, size_t bytes) {
 
 void HostMemory::removeMirror(uint64_t host, uint64_t device) {
   if (!mirroring()) return;
-  const Transfers::Inside inside(Session::get().transfers(), Transfers::alone);
+  const OfOneWorker inside;
   std::lock_guard order(mirrorMutex_);
   std::lock_guard lock(mutex_);
   auto found = mirrors_.find(host);
@@ -215,7 +229,7 @@ void HostMemory::mirrorBlock(uint64_t start, size_t bytes) {
 
 CUresult HostMemory::publish() {
   if (!mirroring()) return CUDA_SUCCESS;
-  const Transfers::Inside inside(Session::get().transfers(), Transfers::alone);
+  const OfOneWorker inside;
   std::lock_guard order(mirrorMutex_);
   if (runs_.empty()) runs_.resize(kApplyBytes);  // kept: each launch comes here
   const std::vector<Mirror*> all = allMirrors();
@@ -314,7 +328,7 @@ CUresult HostMemory::take(Mirror& mirror, std::span<const unsigned char> runs) {
 
 CUresult HostMemory::settleSlow() {
   CUresult status = CUDA_SUCCESS;
-  const Transfers::Inside inside(Session::get().transfers(), Transfers::alone);
+  const OfOneWorker inside;
   std::lock_guard order(mirrorMutex_);
   uint64_t set = 0;
   std::vector<Mirror*> all = allMirrors(&set);
@@ -327,7 +341,7 @@ CUresult HostMemory::settleSlow() {
 
 CUresult HostMemory::settleBehind(WordMark mark) {
   if (mark.word == 0 || !Session::get().words().unchanged(mark.word, mark.value)) return settleSlow();
-  const Transfers::Inside inside(Session::get().transfers(), Transfers::alone);
+  const OfOneWorker inside;
   const std::lock_guard order(mirrorMutex_);  // what another thread has asked for is here now, too
   return CUDA_SUCCESS;
 }

@@ -199,12 +199,14 @@ CUresult RegisteredMemory::download(const StreamRef& ref, uint64_t to, uint64_t 
 }
 
 void mirrorArena(uint64_t address) {
-  if (Session::get().mapsMemory() && hostMemory().noteAddressed(address)) return;
   uint64_t start = 0;
   size_t bytes = 0;
-  if (!hostMemory().mirrorable(address, start, bytes)) return;
-  if (carrier().busy()) carrier().await(start, bytes);
-  hostMemory().mirrorBlock(start, bytes);
+  do {  // the session may come to share memory, or leave it, between two looks
+    if (Session::get().mapsMemory() && hostMemory().noteAddressed(address)) return;
+    if (!hostMemory().mirrorable(address, start, bytes)) continue;
+    if (carrier().busy()) carrier().await(start, bytes);
+    return hostMemory().mirrorBlock(start, bytes);
+  } while (Session::get().mapsMemory());
 }
 
 CUresult settleHostMemory() {

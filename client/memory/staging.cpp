@@ -61,7 +61,7 @@ bool Staging::tryAcquire(size_t bytes, Slot& slot) {
   if (shelf.free.empty() || &shelf == &large_)
     std::erase_if(shelf.pending, [&](const Pending& p) {
       if (!Session::get().words().reached(p.word, p.value)) return false;
-      shelf.free.push_back({p.slot.offset, p.slot.bytes});
+      shelf.free.push_back(p.slot);
       return true;
     });
   if (shelf.free.empty()) return false;
@@ -101,7 +101,7 @@ void Staging::release(const Slot& slot) {
 
 void Staging::releaseAfter(const Slot& slot, const StreamRef& ref, uint64_t value) {
   std::lock_guard lock(mutex_);
-  shelf(slot.bytes).pending.push_back({slot, ref, ref.stream->word, value});
+  shelf(slot.bytes).pending.push_back({{slot.offset, slot.bytes}, ref, ref.stream->word, value});
 }
 
 CUresult Staging::write(const Slot& slot, const void* from, size_t bytes, transport::Transfer& transfer) {
@@ -140,9 +140,8 @@ void Staging::moved(std::shared_ptr<transport::SharedMemory> shared) {
   region_ = {hello.staging.id, hello.staging.generation};
   address_ = hello.stagingAddress;
   std::lock_guard lock(mutex_);
-  if (shared == nullptr || !started_) return;
-  memory_ = std::move(shared);
-  here_ = memory_.get();
+  if (shared != nullptr && started_) memory_ = std::move(shared);
+  here_ = Session::get().mapsMemory() ? memory_.get() : nullptr;
 }
 
 }  // namespace gpupool::client

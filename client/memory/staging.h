@@ -73,7 +73,7 @@ class Staging {
   std::mutex mutex_;
   std::atomic<bool> started_{false};
   std::shared_ptr<transport::SharedMemory> memory_;            // the last that was shared
-  std::atomic<const transport::SharedMemory*> here_{nullptr};  // the same
+  std::atomic<const transport::SharedMemory*> here_{nullptr};  // the same, while it is
   transport::Region region_;
   uint64_t address_ = 0;  // in the worker
   Shelf large_, small_;

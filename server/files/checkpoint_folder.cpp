@@ -15,6 +15,7 @@
 
 #include "base/log.h"
 #include "schema/id.h"
+#include "server/files/manifest.h"
 
 namespace gpupool::server {
 namespace {
@@ -118,6 +119,8 @@ CheckpointFolder::Draft CheckpointFolder::begin(const std::string& name,
   draft.place_ = descend(slash == std::string::npos ? "" : relative.substr(0, slash));
   draft.name_ = slash == std::string::npos ? relative : relative.substr(slash + 1);
   struct stat there{};
+  if (fstatat(draft.place_, kManifestName, &there, AT_SYMLINK_NOFOLLOW) == 0)
+    throw std::runtime_error(path_ + "/" + relative + ": that would lie within another checkpoint");
   const bool taken = fstatat(draft.place_, draft.name_.c_str(), &there, AT_SYMLINK_NOFOLLOW) == 0;
   if (taken && !replaces)
     throw std::runtime_error(path_ + "/" + relative + ": " + strerror(EEXIST) + "; choose another name");

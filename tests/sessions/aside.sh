@@ -77,6 +77,30 @@ for round in 1 2 3; do
 done
 ends_well
 
+case_of "a program that asks for its events again and again sleeps, too"
+until_true no_lease
+rm -f "$folder/end"
+"$bin/gpupool" run --transport "$transport" --memory 1GiB -- "${launcher[@]}" "$programs/steady_work" --ready --mib 8 --by-query \
+  --until "$folder/end" < <(echo) >"$folder/program.out" 2>"$folder/program.err" &
+launched=$!
+started+=($launched)
+until_true grep -q ready "$folder/program.out" || fail "the program does not run: $(cat "$folder/program.err")"
+program=$(pgrep -P "$launched" steady_work)
+lease=$(lease_ids | tail -1)
+for round in 1 2 3; do
+  sleep 0.3
+  gpupool suspend "$lease" >/dev/null || fail "suspend"
+  before=$(cpu_of "$program")
+  sleep 1
+  used=$(($(cpu_of "$program") - before))
+  check "it has used $used us of a second" test "$used" -lt 100000
+  gpupool resume "$lease" >/dev/null || fail "resume"
+done
+touch "$folder/end"
+wait "$launched"
+status=$?
+check "it is right: $status $(cat "$folder/program.out" "$folder/program.err")" test "$status" -eq 0
+
 case_of "what another lease has must come free first"
 until_true no_lease
 launch

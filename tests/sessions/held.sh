@@ -79,20 +79,19 @@ check "nothing is written: $(ls -A "$checkpoints")" test -z "$(ls -A "$checkpoin
 check "the lease stays" is_at first
 ends_right
 
-for sharing in never again; do
-  case_of "a program that shares memory with its server goes on at another one (share memory there: $sharing)"
-  GPUPOOL_DISTURB_SHARING=$sharing launch --server first
-  run gpupool checkpoint --hold "$lease" sunday
-  check "held: $status $out $err" test "$status" -eq 0
-  check "it has left its server: $(cat "$folder/first.log")" until_true has_left
-  check "restored: $err" until_true restored --to second "$lease" sunday
-  check "it is there: $(gpupool leases)" is_at second
-  over=ucx
-  [ "$sharing" = never ] || over=shm
-  check "over $over: $(tail -5 "$folder/second.log")" until_true grep -q "comes over $over" "$folder/second.log"
-  ends_right
-  rm -r "$checkpoints/sunday"
-done
+case_of "a program that shares memory with its server goes on at another one, over the network, and comes back to it"
+launch --server first
+run gpupool checkpoint --hold "$lease" sunday
+check "held: $status $out $err" test "$status" -eq 0
+check "it has left its server: $(cat "$folder/first.log")" until_true has_left
+check "restored: $err" until_true restored --to second "$lease" sunday
+check "it is there: $(gpupool leases)" is_at second
+check "over the network: $(tail -5 "$folder/second.log")" until_true grep -q "comes over ucx" "$folder/second.log"
+run gpupool migrate "$lease"
+check "moved: $status $err" test "$status" -eq 0
+check "over shared memory: $(tail -5 "$folder/second.log")" until_true grep -q "comes over shm" "$folder/second.log"
+ends_right
+rm -r "$checkpoints/sunday"
 
 case_of "the server is gone for good, and the lease goes on at another one"
 launch --transport ucx --server first

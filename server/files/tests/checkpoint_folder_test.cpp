@@ -91,6 +91,7 @@ TEST_CASE("checkpoint folder: a checkpoint gets its place when it is whole") {
   CHECK(has(failure([&] { folder.read("tuesday", "manifest", 9); }), "No such file"));
   CHECK(has(failure([&] { folder.begin("monday"); }), "File exists"));
   CHECK(has(failure([&] { folder.begin("no/such"); }), "No such file"));
+  CHECK(has(failure([&] { folder.begin("monday/within"); }), "within another checkpoint"));
   CHECK(place.names() == std::set<std::string>{"monday"});
 }
 

@@ -1,11 +1,14 @@
 // Whether a kernel sees what the program writes to mapped memory while it runs, as it does natively.
 //   mapped_live           writes before the kernel runs, which it sees everywhere
 //   mapped_live --asks    tries it for each line of standard input, and says "live" if the kernel has ended by that, or "late".
-//                         It waits for the end for 20 s, or where the line is "late" for 0.3 s.
+//                         It waits for the end for 20 s, or where the line is "late" for 0.3 s. For a line "time" it says what
+//                         a launch takes with the wait for its end, in microseconds: the median of many.
 // Behind each line it leaves a kernel that writes to mapped and registered memory, and asks for nothing of that before the next
 // one. What kernels and the program wrote before must be there each time.
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <iostream>
 #include <string>
 
@@ -63,6 +66,19 @@ static bool tryIt(int round, int milliseconds) {
   return live;
 }
 
+static double medianWait() {
+  using Clock = std::chrono::steady_clock;
+  std::vector<double> times;
+  for (int i = 0; i < 3000; ++i) {
+    const auto began = Clock::now();
+    await<<<1, 1, 0, runs>>>(mapped, copied, mapped[0]);  // which is there
+    CUDA(cudaStreamSynchronize(runs));
+    times.push_back(std::chrono::duration<double, std::micro>(Clock::now() - began).count());
+  }
+  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
+  return times[times.size() / 2];
+}
+
 static void leaveSomething(int round) {
   leave<<<1, 64, 0, runs>>>(left, registeredThere, round);
   CUDA(cudaGetLastError());
@@ -94,6 +110,10 @@ int main(int argc, char** argv) {
   leaveSomething(round);
   std::string line;
   while (check::flag(argc, argv, "--asks") && std::getline(std::cin, line)) {
+    if (line == "time") {
+      check::say("%.2f", medianWait());
+      continue;
+    }
     lookAtLeft(round++);
     const bool live = tryIt(round, line == "late" ? 300 : 20'000);
     leaveSomething(round);
