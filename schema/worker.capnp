@@ -39,6 +39,10 @@ struct ReadoptOrder @0xa8b51d7ef4a6d2c3 {
   epoch @1 :UInt64;                   # in another life, does not answer
   shares @2 :Bool;                    # the server takes what the session shares (SharedAgain); without that, one that does
                                       # share does not answer either
+  held @3 :Bool;                      # the session's lease is held in the files that the session was to go into. A worker that
+                                      # was sending it there, and has not heard whether they have their place, sends its client
+                                      # away and ends: the socket is open until then, and nothing that is said over it counts.
+                                      # Any other worker closes it
 }
 struct CopierRoom @0xf5a0d62f3467a9c4 {
   budgetBytes @0 :UInt64;             # of host memory; what it has made ready beyond that stays its own

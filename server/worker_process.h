@@ -234,6 +234,8 @@ struct WorkerOrders {
   // The server is gone: "" if the session can go on without one for a while, or why not, for people. May take
   // seconds. Not set: it can. What it shares is looked at by WorkerProcess itself.
   std::function<std::string()> stays = nullptr;
+  // The server's next life is here. held: ReadoptOrder.held. False: the session does not leave for that.
+  std::function<bool(bool held)> decided = nullptr;
 };
 
 // Reports are sent by any thread; everything else belongs to the thread that constructed it.
@@ -333,6 +335,8 @@ class WorkerProcess {
   // What has come to the door: perhaps the server's next life.
   void hearDoor();
   bool comeBack(int socket);
+  bool leaveForFiles(int socket);
+  void follow(int socket);  // that server's; under memoryMutex_
   bool sendReadopted(int socket, bool& changing) const;
   // changing: as that said.
   void repeatReports(bool changing);

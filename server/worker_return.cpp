@@ -63,9 +63,12 @@ void WorkerProcess::hearDoor() {
       const auto words = kj::arrayPtr(room.data(), static_cast<size_t>(received.bytes) / sizeof(capnp::word));
       capnp::FlatArrayMessageReader reader(words);
       const auto order = reader.getRoot<schema::WorkerOrder>();
-      taken = order.isReadopt() && schema::read(order.getReadopt().getSession()) == session_ &&
-              order.getReadopt().getEpoch() == epoch_ && (order.getReadopt().getShares() || !shares()) &&
-              comeBack(received.descriptors[0]);
+      const int socket = received.descriptors[0];
+      if (order.isReadopt() && schema::read(order.getReadopt().getSession()) == session_ &&
+          order.getReadopt().getEpoch() == epoch_)
+        taken = order.getReadopt().getHeld()
+                    ? leaveForFiles(socket)
+                    : (order.getReadopt().getShares() || !shares()) && comeBack(socket);
     } catch (const kj::Exception&) {
       taken = false;
     }
@@ -86,18 +89,34 @@ bool WorkerProcess::comeBack(int socket) {
     owed_.clear();  // it was not said to be the session's
     std::erase_if(asked_, [](const auto& one) { return one.second.abandoned; });
     std::erase_if(shareAsked_, [](const auto& one) { return one.second.abandoned; });
-    away_ = false;
-    ++generation_;
-    {
-      std::lock_guard control(controlMutex_);
-      control_ = std::make_shared<const Control>(socket);
-    }
+    follow(socket);
     tellShares();
   }
   answered_.notify_all();
   GPUPOOL_INFO("the session goes on under the server's next life");
+  if (orders_.decided) orders_.decided(false);
   repeatReports(changing);
   return true;
+}
+
+// Likewise. That server has nothing of the session, and is followed for its end alone: the life after it asks
+// again.
+bool WorkerProcess::leaveForFiles(int socket) {
+  if (!orders_.decided || !orders_.decided(true)) return false;
+  {
+    std::lock_guard lock(memoryMutex_);
+    follow(socket);
+  }
+  answered_.notify_all();
+  GPUPOOL_INFO("the session is held in files");
+  return true;
+}
+
+void WorkerProcess::follow(int socket) {
+  away_ = false;
+  ++generation_;
+  std::lock_guard control(controlMutex_);
+  control_ = std::make_shared<const Control>(socket);
 }
 
 // Under memoryMutex_.

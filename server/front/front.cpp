@@ -237,8 +237,9 @@ kj::Promise<void> Front::readopt() {
     if (const auto readopted = copier_->stored()) settings.copier = readopted->pid;
     readoption_ = kj::heap<Readoption>(io_.unixEventPort, timer_, *leases_, *sessions_, *claims_,
                                        Doors(options_.doors()), settings);
+    const auto found = checkpoints_->notes().found();
     return readoption_->run(options_.restartTime.count() != 0 ? storedLeases_ : std::vector<StoredGrant>{},
-                            sharing_.sessions);
+                            {found.begin(), found.end()}, sharing_.sessions);
   });
   return sessions.then([this] {
     readopted_ = true;

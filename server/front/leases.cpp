@@ -75,7 +75,7 @@ std::vector<StoredGrant> LeaseTable::readoptable(const std::set<Id>& lend) const
   std::vector<StoredGrant> list;
   for (const auto& [id, lease] : leases_) {
     // What others have of it is theirs still, also where it does not go on itself.
-    const bool goes = outlives(lease) && !lease.closing && !lease.holding && !lease.held;
+    const bool goes = outlives(lease) && !lease.closing && !lease.held;
     const bool ending = !goes && lend.contains(id);
     if (!goes && !ending) continue;
     StoredGrant& one = list.emplace_back(StoredGrant{id,
@@ -91,7 +91,9 @@ std::vector<StoredGrant> LeaseTable::readoptable(const std::set<Id>& lend) const
     one.ending = ending;
     one.devices = named(lease);
     if (lease.target) one.target = StoredTarget{lease.target->epoch, named(*lease.target)};
-    if (!lease.paused || lease.moving) continue;  // what moves is in one worker or in the other
+    // What moves is in one worker or in the other; what goes into files is there as a whole, or not at all
+    // (Readoption).
+    if (!lease.paused || lease.moving) continue;
     StoredAside& aside = one.aside.emplace();
     aside.byTurns = lease.aside;
     aside.changing = !lease.suspended || lease.resuming;
@@ -327,7 +329,6 @@ void LeaseTable::unpause(const Id& id) {
   changed_();
 }
 
-// At no moment it is one that the next life goes on with.
 void LeaseTable::pauseToHold(const Id& id) {
   if (Grant* lease = admissible(id)) lease->holding = true;
   pauseToMove(id);
@@ -337,7 +338,8 @@ void LeaseTable::setHeld(const Id& id, HeldFiles held, Suspended suspended) {
   Grant* lease = admissible(id);
   if (lease == nullptr) return;
   suspended.kept.assign(lease->devices.size(), 0);
-  lease->held = std::move(held);
+  lease->held =
+      std::move(held);  // before it is told to be suspended: that its next life could not bring back
   setSuspended(id, std::move(suspended));
   lease->holding = lease->moving = false;
 }

@@ -6,6 +6,7 @@
 #include <kj/debug.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -61,7 +62,9 @@ Readoption::Readoption(kj::UnixEventPort& port, kj::Timer& timer, LeaseTable& le
       settings_(settings),
       tasks_(*this) {}
 
-kj::Promise<void> Readoption::run(const std::vector<StoredGrant>& leases, std::vector<uint64_t> sessions) {
+kj::Promise<void> Readoption::run(const std::vector<StoredGrant>& leases, std::set<Id> held,
+                                  std::vector<uint64_t> sessions) {
+  held_ = std::move(held);
   const auto workers = claims_.spared();
   adoptLeases(leases, workers);
   std::set<pid_t> known;
@@ -69,7 +72,10 @@ kj::Promise<void> Readoption::run(const std::vector<StoredGrant>& leases, std::v
   kj::Vector<kj::Promise<void>> asked;
   for (const StoredWorker& worker : workers) {
     known.insert(worker.pid);
-    asked.add(adopt(worker));
+    if (held_.contains(worker.lease))
+      sendAway(worker);
+    else
+      asked.add(adopt(worker));
   }
   doors_.sweep(known);
   return kj::joinPromises(asked.releaseAsArray())
@@ -98,6 +104,7 @@ void Readoption::taskFailed(kj::Exception&& exception) {
 void Readoption::adoptLeases(const std::vector<StoredGrant>& leases,
                              const std::vector<StoredWorker>& workers) {
   for (const StoredGrant& lease : leases) {
+    if (held_.contains(lease.id)) continue;
     std::map<Id, uint64_t> epochs;
     for (const StoredWorker& worker : workers)
       if (worker.lease == lease.id) {
@@ -121,20 +128,7 @@ kj::Promise<void> Readoption::adopt(StoredWorker worker) {
            Grant* lease = leases_.admissible(worker.lease);
            if (lease == nullptr || lease->placement(worker.session->deviceEpoch) == nullptr)
              refuse("its lease has ended, or was going elsewhere");
-           int ends[2];
-           KJ_SYSCALL(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends));
-           kj::AutoCloseFd ours(ends[0]);
-           const kj::AutoCloseFd theirs(ends[1]);
-           capnp::MallocMessageBuilder message;
-           auto order = message.initRoot<schema::WorkerOrder>().initReadopt();
-           schema::write(worker.session->id, order.initSession());
-           order.setEpoch(worker.session->epoch);
-           order.setShares(true);
-           const auto words = capnp::messageToFlatArray(message);
-           const auto bytes = words.asBytes();
-           if (const int error =
-                   doors_.knock(worker.pid, std::as_bytes(std::span(bytes.begin(), bytes.size())), theirs))
-             refuse(std::string("its door: ") + strerror(error));
+           kj::AutoCloseFd ours = knock(worker, false);
            auto observer = kj::heap<kj::UnixEventPort::FdObserver>(
                port_, ours, kj::UnixEventPort::FdObserver::OBSERVE_READ);
            return timer_.timeoutAfter(settings_.bound, hear(kj::mv(observer), kj::mv(ours)))
@@ -142,13 +136,75 @@ kj::Promise<void> Readoption::adopt(StoredWorker worker) {
          })
       .catch_([this, pid](kj::Exception&& error) {
         const bool late = error.getType() == kj::Exception::Type::OVERLOADED;
-        GPUPOOL_WARNING("worker %d of this server's earlier life is not readopted: %s", pid,
-                        late ? "it does not answer" : error.getDescription().cStr());
-        {
-          const auto door = doors_.nameOf(pid);
-        }  // nobody knocks there again
-        claims_.end(pid);
+        refused(pid, late ? "it does not answer" : error.getDescription().cStr());
       });
+}
+
+void Readoption::refused(pid_t worker, const char* why) {
+  GPUPOOL_WARNING("worker %d of this server's earlier life is not readopted: %s", worker, why);
+  {
+    const auto door = doors_.nameOf(worker);
+  }  // nobody knocks there again
+  claims_.end(worker);
+}
+
+kj::AutoCloseFd Readoption::knock(const StoredWorker& worker, bool held) const {
+  int ends[2];
+  KJ_SYSCALL(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends));
+  kj::AutoCloseFd ours(ends[0]);
+  const kj::AutoCloseFd theirs(ends[1]);
+  capnp::MallocMessageBuilder message;
+  auto order = message.initRoot<schema::WorkerOrder>().initReadopt();
+  schema::write(worker.session->id, order.initSession());
+  order.setEpoch(worker.session->epoch);
+  order.setShares(true);
+  order.setHeld(held);
+  const auto words = capnp::messageToFlatArray(message);
+  const auto bytes = words.asBytes();
+  if (const int error =
+          doors_.knock(worker.pid, std::as_bytes(std::span(bytes.begin(), bytes.size())), theirs))
+    refuse(std::string("its door: ") + strerror(error));
+  return ours;
+}
+
+// Nobody waits for it but who wants its device, or the lease to be restored.
+void Readoption::sendAway(const StoredWorker& worker) {
+  const pid_t pid = worker.pid;
+  tasks_.add(
+      kj::evalNow([&]() -> kj::Promise<void> {
+        kj::AutoCloseFd ours = knock(worker, true);
+        auto observer =
+            kj::heap<kj::UnixEventPort::FdObserver>(port_, ours, kj::UnixEventPort::FdObserver::OBSERVE_READ);
+        return timer_.timeoutAfter(settings_.leaves, hearEnd(kj::mv(observer), kj::mv(ours)));
+      })
+          .then([] { return std::string("its lease is held in files"); },
+                [](kj::Exception&& error) {
+                  const bool late = error.getType() == kj::Exception::Type::OVERLOADED;
+                  return std::string(late ? "its lease is held in files, and its client does not go there"
+                                          : error.getDescription().cStr());
+                })
+          .then([this, pid](const std::string& why) { refused(pid, why.c_str()); }));
+}
+
+// It has closed its end. What it says before concerns no session of this life; but one of an earlier build,
+// which goes on, says so.
+kj::Promise<void> Readoption::hearEnd(kj::Own<kj::UnixEventPort::FdObserver> observer, kj::AutoCloseFd ours) {
+  auto room = kj::heapArray<capnp::word>(kMaxDatagram / sizeof(capnp::word));
+  while (true) {
+    const auto received = receiveWithDescriptors(
+        ours, std::as_writable_bytes(std::span(room.begin(), room.size())), MSG_DONTWAIT | MSG_TRUNC);
+    const bool nothing = received.bytes < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+    for (const int one : received.descriptors) close(one);
+    if (nothing) break;
+    if (received.bytes <= 0 || !received.whole) return kj::READY_NOW;
+    capnp::FlatArrayMessageReader reader(
+        kj::arrayPtr(room.begin(), static_cast<size_t>(received.bytes) / sizeof(capnp::word)));
+    if (reader.getRoot<schema::WorkerReport>().isReadopted()) return kj::READY_NOW;
+  }
+  auto ready = observer->whenBecomesReadable();
+  return ready.then([this, observer = kj::mv(observer), ours = kj::mv(ours)]() mutable {
+    return hearEnd(kj::mv(observer), kj::mv(ours));
+  });
 }
 
 // One that is not there any more, or does not take it, closes its end.

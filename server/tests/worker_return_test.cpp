@@ -59,7 +59,7 @@ struct Visited {
     if (workersClient >= 0) close(workersClient);
   }
   // The server dies, and its next life knocks, with an order for that session.
-  void returnAs(Id session, uint64_t epoch, bool takesShares = true) {
+  void returnAs(Id session, uint64_t epoch, bool takesShares = true, bool held = false) {
     int ends[2];
     REQUIRE(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
     worker.socket = ends[0];
@@ -69,6 +69,7 @@ struct Visited {
     schema::write(session, order.initSession());
     order.setEpoch(epoch);
     order.setShares(takesShares);
+    order.setHeld(held);
     const auto words = capnp::messageToFlatArray(message);
     const auto bytes = words.asBytes();
     CHECK(doors.knock(worker.pid, std::as_bytes(std::span(bytes.begin(), bytes.size())), ends[1]) == 0);
@@ -420,4 +421,25 @@ TEST_CASE("a worker reaches nobody by its door") {
   CHECK(doors.knock(2, {}, 0) != 0);
   doors.sweep({});
   CHECK(std::filesystem::is_empty(folder.path + "/doors"));
+}
+
+TEST_CASE(
+    "a session whose lease is held in files goes there if it was about to, and its worker says no else") {
+  const bool goes = GENERATE(false, true);
+  Visited visited([goes](WorkerProcess& process) {
+    if (!process.waitForSession()) return 1;
+    process.onOrders({.suspend = {}, .resume = {}, .decided = [goes](bool held) { return !held || goes; }});
+    process.watchServer([](const std::string&) { _exit(40); });
+    for (;;) sleep(1);
+    return 0;
+  });
+  for (int life = 0; life < 2; ++life) {
+    visited.worker.hangUp();
+    visited.returnAs({1, 0}, 3, true, true);
+    if (!goes) CHECK(visited.taken().empty());
+  }
+  // It has said nothing, and follows that server.
+  visited.worker.hangUp();
+  visited.returnAs({1, 0}, 3);
+  CHECK(visited.taken() == std::vector<uint64_t>{0, 0});
 }

@@ -199,7 +199,8 @@ int serve(const server::WorkerArguments& arguments) {
            if (!served) return "its client has not come yet";
            const std::string why = suspender.apart();
            return why.empty() && session.clientLeft() ? "its client has left" : why;
-         }});
+         },
+         [&](bool held) { return suspender.decided(held); }});
     session.onClientLog([&](const server::ClientLog& log) { process.reportLog(log); });
     if (arguments.disturb) suspender.compareContents();
     if (arguments.disturbKills)

@@ -403,7 +403,7 @@ std::string sendState(Session& session, StateSocket& socket, CopierLink* link, b
   return hearSequence(socket, sequence) ? socket.hearAnswer() : socket.error();
 }
 
-std::string streamState(Session& session, StateSocket& socket, ParallelSockets& parallel,
+std::string streamState(Session& session, StateSocket& socket, ParallelSockets& parallel, bool& accepted,
                         const Digests& seen) {
   Contents contents;
   capnp::MallocMessageBuilder message;
@@ -411,6 +411,7 @@ std::string streamState(Session& session, StateSocket& socket, ParallelSockets& 
   if (std::string why = describeSession(session, seen, out, contents); !why.empty()) return why;
   std::string why = streamRecord(session, socket, message, &parallel);
   if (why.empty()) why = socket.hearAnswer();
+  accepted = why.empty();
   if (why.empty()) why = sendMemory(session, socket, parallel);
   if (why.empty()) why = sendContents(session, socket, contents);
   return why.empty() ? socket.hearAnswer() : hearRefusal(socket, why);

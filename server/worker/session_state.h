@@ -72,8 +72,9 @@ std::string sendAhead(Session& session, StateSocket& socket, ParallelSockets* pa
 // sees in the end. Empty: it does not.
 std::string sendState(Session& session, StateSocket& socket, CopierLink* link, bool direct,
                       uint32_t& sequence, const Digests& seen = {});
-// The same as a stream. The session is as it was, whatever comes of it.
-std::string streamState(Session& session, StateSocket& socket, ParallelSockets& parallel,
+// The same as a stream. The session is as it was, whatever comes of it. accepted: the other end has the
+// record and the code: where it is gone then, it may have had all.
+std::string streamState(Session& session, StateSocket& socket, ParallelSockets& parallel, bool& accepted,
                         const Digests& seen = {});
 
 // What these begin with, each "" or why not. Describes the session, of which nothing was sent.

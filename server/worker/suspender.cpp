@@ -108,10 +108,12 @@ bool Suspender::awaitCycle(uint64_t seen, std::chrono::milliseconds time) {
 std::string Suspender::apart() {
   std::unique_lock lock(mutex_);
   const auto stays = [this] {
+    if (leaves_ || decision_ == Decision::awaited) return true;
     return !(busy_ && moves_) &&
            std::none_of(orders_.begin(), orders_.end(), [](const Order& order) { return order.streams(); });
   };
-  alone_ = true;
+  alone_ = serverGone_ = true;
+  changed_.notify_all();
   const bool alone = changed_.wait_for(lock, kApart, stays);
   alone_ = !alone;
   return alone ? "" : "it is being moved";

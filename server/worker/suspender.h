@@ -74,8 +74,12 @@ class Suspender {
 
   // "" if the session can outlive the server; else why not, for people. What is with the copier outlives it
   // too, and an order to suspend or to resume is carried out all the same. A move that is under way is given
-  // up, unless the client is just going over; waits a while for that.
+  // up, unless the client is just going over; waits a while for that. But a session that goes into files, of
+  // which all may be there, waits for `decided`.
   std::string apart();
+  // The server's next life is here, and the session's lease is held in files, or not. False: it is, and the
+  // session is not on its way there.
+  bool decided(bool held);
 
   // Some stream of the session captures.
   bool captureOpen();
@@ -102,6 +106,7 @@ class Suspender {
     bool streams() const { return state >= 0; }
   };
   struct Idle;
+  enum class Decision { none, awaited, leaves, stays };
   using Clock = std::chrono::steady_clock;
 
   void run();
@@ -120,6 +125,7 @@ class Suspender {
   MoveOutcome carryOutPages(const Order& order, Descriptor& state);
   std::string copyPages(StateSocket& socket, const Id& base, MoveOutcome& outcome);
   void goOn();
+  std::string awaitDecision(const std::string& why);
   std::string sendClientAway(const Order& order);
   std::string comeHome();
   SuspendOutcome goAside(Order& order);
@@ -153,7 +159,10 @@ class Suspender {
   bool suspended_ = false;
   uint64_t carriedOut_ = 0;
   bool ending_ = false, busy_ = false;
-  bool moves_ = false;  // what it is busy with streams the session somewhere
+  bool moves_ = false;   // what it is busy with streams the session somewhere
+  bool leaves_ = false;  // its client has been told, or is about to be, that it goes into files
+  bool serverGone_ = false;
+  Decision decision_ = Decision::none;
   bool compares_ = false;
   std::atomic<bool> alone_{false};  // the server is gone, and who has ordered the moves with it
   std::atomic<bool> sendsPages_{false};

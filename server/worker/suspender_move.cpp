@@ -13,7 +13,9 @@ namespace {
 
 constexpr std::chrono::seconds kOtherEnds{30};
 constexpr std::chrono::seconds kNextBegins{60};  // with its first context
-constexpr int kRoundsAhead = 3;                  // of records; what has been made meanwhile is less each time
+constexpr std::chrono::milliseconds kLook{100};
+constexpr int kLooks = 300;  // for the server's end, where its writer has ended: one is not without the other
+constexpr int kRoundsAhead = 3;  // of records; what has been made meanwhile is less each time
 
 // And takes it.
 uint64_t bytesInStock(Space& space) {
@@ -168,8 +170,37 @@ std::string Suspender::sendByStream(Order& order, MoveOutcome& outcome) {
   Digests seen;
   const bool shared = session_.mapsMemory();
   std::string why = lookAtContents(shared ? HostDigests::none : HostDigests::ofBytes, seen);
-  if (why.empty()) why = streamState(session_, socket, *order.parallel, seen);
+  bool accepted = false;
+  if (why.empty()) why = streamState(session_, socket, *order.parallel, accepted, seen);
+  if (order.hold && accepted && !socket.error().empty()) why = awaitDecision(why);
   return why.empty() && !order.copy ? sendClientAway(order) : why;
+}
+
+// The server has died without a word of whether all the lease's files have their place, and its other
+// sessions have perhaps gone there. Its next life knows. Until then this session goes neither there nor on:
+// else it could be in two places, or in none. "": it goes there.
+std::string Suspender::awaitDecision(const std::string& why) {
+  std::unique_lock lock(mutex_);
+  const auto ends = [this] { return ending_ || session_.stopping(); };
+  // Looks, and not time: this process may be stopped meanwhile.
+  for (int look = 0; look < kLooks && !serverGone_ && !ends(); ++look) changed_.wait_for(lock, kLook);
+  if (!serverGone_ || ends()) return why;
+  GPUPOOL_INFO("the session stands still: whether it is held in files, the next server says");
+  decision_ = Decision::awaited;
+  changed_.notify_all();
+  while (decision_ == Decision::awaited && !ends()) changed_.wait_for(lock, kLook);
+  return std::exchange(decision_, Decision::none) == Decision::leaves ? "" : why;
+}
+
+bool Suspender::decided(bool held) {
+  std::lock_guard lock(mutex_);
+  serverGone_ = false;
+  const bool awaited = decision_ == Decision::awaited;
+  if (held && !awaited && !leaves_) return false;
+  if (awaited) decision_ = held ? Decision::leaves : Decision::stays;
+  leaves_ = held;
+  changed_.notify_all();
+  return true;
 }
 
 MoveOutcome Suspender::carryOutPages(const Order& order, Descriptor& state) {
@@ -247,7 +278,16 @@ std::string Suspender::lookAtContents(HostDigests hostBy, Digests& seen) {
 }
 
 std::string Suspender::sendClientAway(const Order& order) {
+  {
+    std::lock_guard lock(mutex_);
+    leaves_ = order.hold;
+    changed_.notify_all();
+  }
   if (session_.sendClientAway(order.epoch, order.hold)) return "";
+  {
+    std::lock_guard lock(mutex_);
+    leaves_ = false;
+  }
   return stopping() ? "the session is ending" : "the program does not reach the other worker";
 }
 

@@ -24,6 +24,8 @@ class TwoServers:
     def __init__(self, build, folder, sharing="never"):
         """sharing: whether sessions that move share memory with the other server, too: client/session.cpp"""
         self.build, self.folder, self.state = build, folder, os.path.join(folder, "pool")
+        self.checkpoints = os.path.join(folder, "checkpoints")
+        os.makedirs(self.checkpoints)
         self.environment = {name: value for name, value in os.environ.items()
                             if not name.startswith("GPUPOOL_") and name != "CUDA_VISIBLE_DEVICES"}
         self.environment.update(GPUPOOL_STATE=self.state, XDG_CACHE_HOME=os.path.join(folder, "cache"),
@@ -40,7 +42,7 @@ class TwoServers:
         for path in (state, state + "-locks"):
             os.makedirs(path, exist_ok=True)
         words = ["--config", "/dev/null", "--name", name, "--manager", f"unix:{self.state}/manager.sock", "--state", state,
-                 "--listen", "127.0.0.1:0", "--device-locks", state + "-locks", "--module-cache", state + "-cache",
+                 "--listen", "127.0.0.1:0", "--checkpoint-folder", self.checkpoints, "--device-locks", state + "-locks", "--module-cache", state + "-cache",
                  "--driver", os.path.join(self.build, "lib", "libcuda-soft.so")]
         with open(state + ".log", "ab") as log:
             return subprocess.Popen([os.path.join(self.build, "bin", "gpupool-server"), *words], stdin=subprocess.DEVNULL,

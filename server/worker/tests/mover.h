@@ -136,7 +136,11 @@ class Mover {
     suspender_.move(drain, kEpoch + 1, -1, state);
   }
   void beginCopy(int state, std::chrono::milliseconds drain = kLong) { suspender_.copy(drain, state); }
+  void beginHold(int state) { suspender_.hold(kLong, kEpoch + 1, state); }
   void beginCopyPages(int state) { suspender_.copyPages(kLong, state); }
+  // The server has died; its next life is here (Suspender).
+  std::string apart() { return suspender_.apart(); }
+  bool decided(bool held) { return suspender_.decided(held); }
   MoveOutcome outcome() {
     std::unique_lock lock(mutex_);
     REQUIRE(came_.wait_for(lock, 3 * kLong, [this] { return outcome_.has_value(); }));

@@ -1,5 +1,6 @@
 // What a session is in the middle of when it is to move: it moves, or goes on here with the reason.
 #include <sys/mman.h>
+#include <sys/socket.h>
 
 #include "server/files/session_file.h"
 #include "server/worker/tests/mover.h"
@@ -175,6 +176,34 @@ TEST_CASE("moving: a client that has left hears nothing of the end of the worker
     CHECK(header.type != NoticeType::failed);
   }
   CHECK(client.session->clientLeft());
+}
+
+TEST_CASE(
+    "moving: a session that is in its file when its server dies goes there, or on, as the next one says") {
+  const bool held = GENERATE(false, true);
+  Moving moving;
+  CHECK_FALSE(moving.mover.decided(true));  // it is not on its way
+  const Descriptor file(memfd_create("session", MFD_CLOEXEC));
+  const auto [mine, theirs] = connection();
+  std::thread taker([&, theirs = theirs] {
+    StateSocket socket{Descriptor(theirs), [] { return false; }};
+    FileFacts facts;
+    takeDown(socket, file, facts, {.written = [&] {
+               shutdown(theirs, SHUT_RDWR);
+               return "";
+             }});
+  });
+  Course course(moving.client);
+  moving.mover.beginHold(mine);
+  taker.join();
+  CHECK(moving.mover.apart() == "");
+  CHECK_FALSE(moving.client.session->clientLeft());
+  CHECK(moving.mover.decided(held));
+  const MoveOutcome outcome = moving.mover.outcome();
+  course.isOver();
+  CHECK(outcome.error.empty() == held);
+  CHECK(moving.client.session->clientLeft() == held);
+  if (!held) CHECK(moving.goesOn());
 }
 
 // The last one: the fault is the device's primary context's, which all sessions of this process have.
