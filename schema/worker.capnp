@@ -107,6 +107,9 @@ struct WorkerStart @0xe5804cfc0cb407f8 {
   holderKeeps @13 :Bool;            # likewise TurnTerms.holderKeeps: when the server dies, the worker ends without a word, for
                                     # the session goes on elsewhere
   awayMs @14 :UInt32;               # with a door: so long the session goes on without a server
+  files @15 :Bool;                  # with stream: it is the server that sends the session, from files or from what it keeps.
+                                    # When that is rebuilt nobody else has it: with a door it waits for its client also
+                                    # while there is no server
 }
 struct WorkerReport @0xaa8316a7c95c5092 {
   driver @4 :Text;                  # the library that was loaded: later workers are told to load the same
@@ -140,6 +143,7 @@ struct ReadoptReport @0xd4a4c2c9b07a1f35 {
   changing @3 :Bool;                # an order to suspend or to resume it is under way, and `suspended` says nothing: what
                                     # comes of it is told as ever
   shares @4 :UInt32;                # so many reports `share.again` follow
+  waits @5 :Bool;                   # its client has not come yet: no socket of it comes with this
 }
 struct SessionCounts @0xb1c63f7a90d2e845 {              # of this worker alone, from the session's start or arrival
   calls @0 :UInt64;                 # frames that were admitted

@@ -56,6 +56,7 @@ SessionStart parseStart(schema::WorkerStart::Reader start, const std::vector<int
   }
   session.rebuild = start.getRebuild();
   session.stream = start.getStream();
+  session.files = session.stream && start.getFiles();
   session.isProtected = start.getProtected();
   session.holderKeeps = start.getHolderKeeps();
   if (session.stream && !session.rebuild) throw std::runtime_error("a stream, and nothing to rebuild");

@@ -103,6 +103,7 @@ struct SessionStart {
   bool reportActivity = false;        // reportActivity is wanted: the lease takes turns
   bool rebuild = false;               // the session moves here from another worker, as `epoch`
   bool stream = false;                // with rebuild: from one of another server
+  bool files = false;                 // with stream: from what its server has of it, and nobody else
   bool isProtected = false;           // checkpoints of it will be made, in pages
   bool holderKeeps = false;           // it goes on elsewhere when the server dies
   std::chrono::milliseconds away{0};  // with a door: so long it goes on without a server
@@ -319,6 +320,8 @@ class WorkerProcess {
   // From now on that one is watched instead of watchServer's clientGone: of a worker that had no client yet.
   // Once, after watchServer.
   void watchClient(int clientGone);
+  // The server has died, and the session has gone on without it.
+  bool outlivesServer() const { return outlives_.load(std::memory_order_acquire); }
   bool stopping() const { return stopping_.load(std::memory_order_acquire); }
 
   static constexpr int kExitStopped = 75;
@@ -383,7 +386,7 @@ class WorkerProcess {
   int news_ = -1;                           // eventfd: clientGone_ has been set
   std::atomic<int> clientGone_{-1};
   uint64_t rowsHash_;
-  std::atomic<bool> stopping_{false};
+  std::atomic<bool> stopping_{false}, outlives_{false};
   std::thread watcher_;
   WorkerOrders orders_;
   std::mutex memoryMutex_;

@@ -34,6 +34,7 @@ std::string WorkerProcess::beginAway() {
   GPUPOOL_WARNING("the server died; the session goes on, and waits for the next one for %lld ms",
                   static_cast<long long>(awayBound_.count()));
   awayUntil_ = std::chrono::steady_clock::now() + awayBound_;
+  outlives_ = true;
   std::lock_guard lock(memoryMutex_);
   away_ = true;
   return "";
@@ -142,8 +143,9 @@ bool WorkerProcess::sendReadopted(int socket, bool& changing) const {
     readopted.setChanging(changing);
     if (!changing && saidSuspended_.suspended) writeOutcome(saidSuspended_, readopted.initSuspended());
   }
-  std::vector<int> descriptors{clientKept_};
-  descriptors.insert(descriptors.end(), deviceLocks_.begin(), deviceLocks_.end());
+  std::vector<int> descriptors = deviceLocks_;
+  readopted.setWaits(clientKept_ < 0);
+  if (clientKept_ >= 0) descriptors.insert(descriptors.begin(), clientKept_);
   const auto words = capnp::messageToFlatArray(message);
   const auto bytes = words.asBytes();
   return sendWithDescriptors(socket, std::as_bytes(std::span(bytes.begin(), bytes.size())), descriptors,

@@ -31,7 +31,7 @@ kj::Promise<void> playBackTo(kj::Own<WorkerChild> worker, const SessionFacts& fa
   auto [workers, ours] = stateSocket();
   state = Descriptor(ours.release());
   sessions.announce(facts, worker->pid());
-  if (!starts.send(*worker, facts, grant, workers, WorkerStarts::From::stream)) {
+  if (!starts.send(*worker, facts, grant, workers, WorkerStarts::From::server)) {
     sessions.withdraw();
     return kj::Exception(kj::Exception::Type::FAILED, __FILE__, __LINE__,
                          kj::str("its worker died before it began"));

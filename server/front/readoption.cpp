@@ -45,7 +45,7 @@ struct Readoption::Answer {
   std::vector<uint64_t> taken;
   SessionCounts counts;
   uint32_t shares = 0;
-  bool changing = false;
+  bool changing = false, waits = false;
   Outcome state;  // unless it is changing
   kj::AutoCloseFd client;
   std::vector<kj::AutoCloseFd> locks;
@@ -216,22 +216,21 @@ kj::Promise<kj::Own<Readoption::Answer>> Readoption::hear(kj::Own<kj::UnixEventP
     auto room = kj::heapArray<capnp::word>(kMaxDatagram / sizeof(capnp::word));
     const auto received = receiveWithDescriptors(
         ours, std::as_writable_bytes(std::span(room.begin(), room.size())), MSG_DONTWAIT | MSG_TRUNC);
-    for (size_t i = 0; i < received.descriptors.size(); ++i) {
-      kj::AutoCloseFd one(received.descriptors[i]);
-      if (i == 0)
-        answer->client = kj::mv(one);
-      else
-        answer->locks.push_back(kj::mv(one));
-    }
+    for (const int one : received.descriptors) answer->locks.emplace_back(one);
     if (received.bytes <= 0) refuse("its session has ended, or is another");
-    if (!received.whole || static_cast<size_t>(received.bytes) > kMaxDatagram || answer->client.get() < 0)
-      refuse(kNonsense);
+    if (!received.whole || static_cast<size_t>(received.bytes) > kMaxDatagram) refuse(kNonsense);
     capnp::FlatArrayMessageReader reader(
         kj::arrayPtr(room.begin(), static_cast<size_t>(received.bytes) / sizeof(capnp::word)));
     const auto report = reader.getRoot<schema::WorkerReport>();
     if (!report.isReadopted()) refuse(kNonsense);
     answer->rowsHash = report.getRowsHash();
     const auto readopted = report.getReadopted();
+    answer->waits = readopted.getWaits();
+    if (!answer->waits) {
+      if (answer->locks.empty()) refuse(kNonsense);
+      answer->client = kj::mv(answer->locks.front());
+      answer->locks.erase(answer->locks.begin());
+    }
     for (const uint64_t bytes : readopted.getTaken()) answer->taken.push_back(bytes);
     const auto counts = readopted.getCounts();
     answer->counts = {counts.getCalls(), counts.getAwaited(), counts.getToDeviceBytes(),
@@ -283,10 +282,11 @@ void Readoption::take(const StoredWorker& worker, Answer& answer) {
     auto child = kj::heap<WorkerChild>(
         port_, *settings_.parent, WorkerParent::Process{worker.pid, kj::mv(*process)}, kj::mv(answer.socket));
     child->outlive(doors_.nameOf(worker.pid));
-    SessionTable::Earlier earlier{worker.number, answer.taken, answer.counts, answer.shares, std::nullopt};
+    SessionTable::Earlier earlier{worker.number, answer.taken, answer.counts,
+                                  answer.shares, std::nullopt, answer.waits};
     if (!answer.changing) earlier.state = answer.state;
     uint64_t& epoch = lease->sessionEpochs[facts.session];
-    epoch = std::max(epoch, facts.epoch);
+    epoch = answer.waits ? facts.epoch - 1 : std::max(epoch, facts.epoch);
     sessions_.readopt(std::move(facts), kj::mv(child), kj::mv(answer.client), std::move(earlier));
     return;
   }

@@ -84,23 +84,35 @@ void SessionTable::readopt(SessionFacts facts, kj::Own<WorkerChild> worker, kj::
   session->client = kj::mv(client);
   session->number = number;
   session->counts = earlier.counts;
-  session->earlier.emplace().account = accountOf(session->facts);
-  session->earlier->session = number;
-  session->owedShares = earlier.shares;
+  session->began = timer_.now();
+  GPUPOOL_INFO("session %s: goes on, worker %d, client %u (%s)%s", session->facts.session.text().c_str(),
+               session->worker->pid(), session->facts.clientPid, session->facts.command.c_str(),
+               earlier.waits ? ", which has not come yet" : "");
+  watch(*session);
+  if (earlier.waits) {
+    session->role = Role::next;
+    session->beginning = beginning(session->facts.lease);
+    endLateArrival(*session, bounds_.arrivingClient, "its client did not come in time");
+    next_.push_back(kj::mv(session));
+  } else {
+    noteEarlier(*session, std::move(earlier));
+    living_.push_back(kj::mv(session));
+  }
+  changed_();
+}
+
+void SessionTable::noteEarlier(Session& session, Earlier earlier) {
+  session.earlier.emplace().account = accountOf(session.facts);
+  session.earlier->session = session.number;
+  session.owedShares = earlier.shares;
   sharesKnown_ = false;
   if (earlier.state) {
-    session->settles = kj::evalLater([state = std::move(*earlier.state)] { return state; });
+    session.settles = kj::evalLater([state = std::move(*earlier.state)] { return state; });
   } else {
     auto pair = kj::newPromiseAndFulfiller<Outcome>();
-    session->answer = kj::mv(pair.fulfiller);
-    session->settles = kj::mv(pair.promise);
+    session.answer = kj::mv(pair.fulfiller);
+    session.settles = kj::mv(pair.promise);
   }
-  session->began = timer_.now();
-  GPUPOOL_INFO("session %s: goes on, worker %d, client %u (%s)", session->facts.session.text().c_str(),
-               session->worker->pid(), session->facts.clientPid, session->facts.command.c_str());
-  watch(*session);
-  living_.push_back(kj::mv(session));
-  changed_();
 }
 
 void SessionTable::watch(Session& session) {

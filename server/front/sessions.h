@@ -121,6 +121,7 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
     uint32_t shares = 0;          // so often it will say what it shares (SharedAgain)
     // What it is, as if it were asked for; nothing: it carries an order of that life out, and will say.
     std::optional<Outcome> state;
+    bool waits = false;  // nobody but its worker has it, and its client has not come
   };
   void readopt(SessionFacts facts, kj::Own<WorkerChild> worker, kj::AutoCloseFd client, Earlier earlier);
   // Once, behind all readopt, and before anything begins: from here on sessions share again. Resolves when
@@ -350,6 +351,7 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   bool arrives(const Session& next) const { return next.beginning.get() != nullptr; }
   // Its worker is heard, and its exit seen, from here on.
   void watch(Session& session);
+  void noteEarlier(Session& session, Earlier earlier);  // before it is in living_
   kj::Promise<void> listen(kj::Own<Session> session);
   // False: it was the last report.
   bool hear(Session& session, schema::WorkerReport::Reader report);

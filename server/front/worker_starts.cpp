@@ -52,7 +52,8 @@ bool WorkerStarts::send(WorkerChild& worker, const SessionFacts& facts, const Gr
   auto start = message.initRoot<schema::WorkerOrder>().initStart();
   fill(facts, *placement, start);
   start.setRebuild(from != From::client);
-  start.setStream(from == From::stream);
+  start.setStream(from == From::stream || from == From::server);
+  start.setFiles(from == From::server);
   start.setReportActivity(settings_.reportActivity || grant.protectMs != 0 || grant.idleMs != 0);
   start.setProtected(grant.protectMs != 0);
   start.setHolderKeeps(grant.holderKeeps);

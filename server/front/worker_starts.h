@@ -39,6 +39,7 @@ class WorkerStarts {
     client,  // it is new: its client's socket
     worker,  // another worker of this server: the new one's end of the state socket
     stream,  // a worker of another server, or as if: a connection to it, which is the state socket
+    server,  // this server has what the session is: likewise, with this server at its other end
   };
   // Of the grant's placements that of the session. The worker gets a copy of the socket. False: the worker is
   // gone.

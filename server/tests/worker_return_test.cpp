@@ -34,7 +34,10 @@ struct Visited {
   Worker worker;
   int client = -1, workersClient = -1;
 
-  explicit Visited(const std::function<int(WorkerProcess&)>& body, uint32_t awayMs = 60'000) : worker(body) {
+  // rebuilds: from what its server has of it, and without a client.
+  explicit Visited(const std::function<int(WorkerProcess&)>& body, uint32_t awayMs = 60'000,
+                   bool rebuilds = false)
+      : worker(body) {
     int ends[2];
     REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
     client = ends[0];
@@ -46,7 +49,10 @@ struct Visited {
     start.setTransport("shm");
     start.initDevices(2);
     auto kinds = start.initDescriptors(2);
-    kinds.set(0, schema::Descriptor::CLIENT_SOCKET);
+    kinds.set(0, rebuilds ? schema::Descriptor::STATE : schema::Descriptor::CLIENT_SOCKET);
+    start.setRebuild(rebuilds);
+    start.setStream(rebuilds);
+    start.setFiles(rebuilds);
     kinds.set(1, schema::Descriptor::DOOR);
     start.setAwayMs(awayMs);
     const kj::AutoCloseFd door = doors.make(worker.pid);
@@ -89,6 +95,15 @@ struct Visited {
     std::string text = said.getSuspended().getSuspended() ? "suspended" : "nonsense";
     for (const uint64_t kept : said.getSuspended().getKept()) text += " " + std::to_string(kept);
     return text + " of " + std::to_string(said.getSuspended().getMovedBytes());
+  }
+  // It is back, and has no client yet.
+  bool waits() {
+    capnp::word buffer[1024];
+    const auto received = receiveWithDescriptors(worker.socket, std::as_writable_bytes(std::span(buffer)));
+    if (received.bytes <= 0 || !received.descriptors.empty()) return false;
+    capnp::FlatArrayMessageReader reader(
+        kj::arrayPtr(buffer, static_cast<size_t>(received.bytes) / sizeof(capnp::word)));
+    return reader.getRoot<schema::WorkerReport>().getReadopted().getWaits();
   }
   void orderToSuspend() {
     capnp::MallocMessageBuilder message;
@@ -442,4 +457,33 @@ TEST_CASE(
   visited.worker.hangUp();
   visited.returnAs({1, 0}, 3);
   CHECK(visited.taken() == std::vector<uint64_t>{0, 0});
+}
+
+TEST_CASE("a session that waits for its client when its server dies waits for it under the next one") {
+  Visited visited(
+      [](WorkerProcess& process) {
+        const auto start = process.waitForSession();
+        if (!start || !start->files) return 1;
+        process.watchServer([](const std::string&) { _exit(40); });
+        process.reportEnded("ready");
+        if (!process.waitForClient(std::chrono::seconds(60))) return 2;
+        if (!process.outlivesServer()) return 3;
+        process.reportEnded("came");
+        for (;;) sleep(1);
+        return 0;
+      },
+      60'000, true);
+  CHECK(visited.worker.report() == "ended: ready");
+  for (int life = 0; life < 2; ++life) {
+    visited.worker.hangUp();
+    visited.returnAs({1, 0}, 3);
+    CHECK(visited.waits());
+  }
+  capnp::MallocMessageBuilder message;
+  message.initRoot<schema::WorkerOrder>().setClient();
+  visited.worker.send(message, visited.client);
+  CHECK(visited.worker.report() == "ended: came");
+  visited.worker.hangUp();
+  visited.returnAs({1, 0}, 3);
+  CHECK(visited.taken() == std::vector<uint64_t>{0, 0});  // with its client
 }

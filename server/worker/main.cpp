@@ -74,12 +74,20 @@ bool sharesMemory(const std::string& transport) {
 }
 
 // stream: to the worker of another server that the session leaves. When that one is gone, or goes on with the
-// session, a client that has not come does not come: nobody here has heard it say so.
-std::optional<int> waitForClient(server::WorkerProcess& process, const server::StateSocket* stream) {
+// session, a client that has not come does not come: nobody here has heard it say so. files: to this one's
+// server, whose next life may bring the client.
+std::optional<int> waitForClient(server::WorkerProcess& process, const server::StateSocket* stream,
+                                 bool files) {
   if (stream == nullptr) return process.waitForClient(kForEver);
-  while (!process.stopping() && !stream->ended())
-    if (const auto client = process.waitForClient(kLookAtStream)) return client;
-  return process.waitForClient(kClientsLastTime);
+  const auto mayCome = [&] {
+    return !process.stopping() && (!stream->ended() || (files && process.outlivesServer()));
+  };
+  while (true) {
+    while (mayCome())
+      if (const auto client = process.waitForClient(kLookAtStream)) return client;
+    const auto client = process.waitForClient(kClientsLastTime);
+    if (client || !mayCome()) return client;
+  }
 }
 
 // The first context, which the session began with if `ahead` says so: 1 + the device by index, or 0.
@@ -179,6 +187,7 @@ int serve(const server::WorkerArguments& arguments) {
     const int clientGone = connection != nullptr ? connection->wakeupDescriptor() : -1;
     server::Session session(*driver, *start, std::move(connection), std::move(pages), std::move(account));
     std::atomic<bool> served{!start->rebuild};  // it has a client
+    std::atomic<bool> awaited{false};           // nobody but this worker has the session, which has none yet
     server::Suspender suspender(
         session, [&](const server::SuspendOutcome& outcome) { process.reportSuspended(outcome); },
         [&](const server::MoveOutcome& outcome) { process.reportMoved(outcome); });
@@ -196,7 +205,7 @@ int serve(const server::WorkerArguments& arguments) {
          [&](uint64_t frame, uint64_t aside) { session.tellKept(frame, aside); },
          [&](uint64_t number) { session.sharedEvents().gone(number); },
          [&]() -> std::string {
-           if (!served) return "its client has not come yet";
+           if (!served) return awaited ? "" : "its client has not come yet";
            const std::string why = suspender.apart();
            return why.empty() && session.clientLeft() ? "its client has left" : why;
          },
@@ -229,7 +238,8 @@ int serve(const server::WorkerArguments& arguments) {
       rebuild.answer(why);
       process.reportRebuilt(why);
       if (!why.empty()) _exit(0);
-      const auto client = waitForClient(process, start->stream ? &stateSocket : nullptr);
+      awaited = start->files;
+      const auto client = waitForClient(process, start->stream ? &stateSocket : nullptr, start->files);
       if (!client) _exit(0);  // the session goes on where it was, or has ended
       memory.settle();
       // It may be on this host now.

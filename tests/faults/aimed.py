@@ -58,7 +58,7 @@ class AimedRun(processes.Stops):
         raise NotImplementedError
 
     def settle(self):
-        """Behind the blow: the lease comes to rest."""
+        """Behind the blow, or what it came too late for: the lease comes to rest."""
 
     # --- the course ---
 
@@ -127,7 +127,7 @@ class AimedRun(processes.Stops):
             self.go_on()
             self.servers.come_back()
             self.until(lambda: self.order is None or self.order.poll() is not None, "the order's end")
-            if self.struck and not self.ends_it():
+            if not self.ends_it():
                 self.settle()
             with open(self.end, "w", encoding="ascii"):
                 pass
