@@ -126,8 +126,9 @@ kj::Promise<void> SessionTable::moveLate(uint64_t number, bool stuck) {
   const bool atNext = other != nullptr && other->client.get() >= 0 && !other->exit;
   const bool isHere = !atNext && session->toServer.empty();
   if (stuck) {
+    // Also of one that was to leave: whoever has ordered it learns why this one did not.
     const std::string hangs = killStuck(*session);
-    if (isHere) std::exchange(session->moved, nullptr)->fulfill(MoveAnswer{.error = hangs});
+    if (!atNext) std::exchange(session->moved, nullptr)->fulfill(MoveAnswer{.error = hangs});
     return kj::READY_NOW;
   }
   const std::string why = "the session's worker did not answer the order to be moved";

@@ -17,8 +17,9 @@ namespace fs = std::filesystem;
 
 namespace {
 
-SideSettings writing(const std::string& folder, bool network = true) {
+SideSettings writing(const std::string& folder, bool network = true, kj::Duration reads = 30 * kj::SECONDS) {
   SideSettings settings;
+  settings.bounds.reads = reads;
   settings.checkpointFolder = folder;
   settings.network = network;
   return settings;
@@ -26,8 +27,8 @@ SideSettings writing(const std::string& folder, bool network = true) {
 
 // A lease on both devices, and a folder.
 struct Bench : private Folder, SessionBench {
-  explicit Bench(bool folder = true, bool network = true)
-      : SessionBench(writing(folder ? path : "", network)) {
+  explicit Bench(bool folder = true, bool network = true, kj::Duration reads = 30 * kj::SECONDS)
+      : SessionBench(writing(folder ? path : "", network, reads)) {
     REQUIRE(grant(kLease, 1, kGiB) == "");
   }
   ~Bench() {
@@ -147,6 +148,22 @@ TEST_CASE("a worker that dies while it is written leaves nothing") {
     CHECK(bench.sessions.living(kLease) == 1);
     CHECK(bench.checkpoint("monday").wait(bench.io.waitScope).sessions == 1);
   }
+}
+
+TEST_CASE("a worker that is stopped while its session is written or held is named, and ended") {
+  const bool holds = GENERATE(false, true);
+  Bench bench(true, true, 600 * kj::MILLISECONDS);
+  Opening stuck = bench.session(1, "stuck", "ucx");
+  REQUIRE(kill(bench.worker(stuck), SIGSTOP) == 0);
+  auto held = [&] { return bench.checkpoints.hold(kLease, 1000, "monday").ignoreResult(); };
+  auto order = holds ? held() : bench.checkpoint("monday").ignoreResult();
+  const std::string why = failure([&] { order.wait(bench.io.waitScope); });
+  CHECK(contains(why, "stuck (process "));
+  CHECK(contains(why, "is stopped or hangs: it has read nothing for"));
+  bench.until([&] { return bench.sessions.living(kLease) == 0; });
+  CHECK(contains(bench.endText(), "the session's worker was stopped or hung"));
+  CHECK(bench.names().empty());
+  CHECK_FALSE(bench.paused());
 }
 
 TEST_CASE("what is no checkpoint's name, or has no place, is refused") {

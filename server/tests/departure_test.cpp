@@ -219,6 +219,20 @@ TEST_CASE("a server that does not answer does not hold up a move for ever") {
   CHECK(pair.a->order(one, 'e') == "e01");
 }
 
+TEST_CASE("a worker that is stopped when its session is to go is ended, and who has ordered it hears which") {
+  SideSettings settings = sideSettings("node1");
+  settings.bounds.reads = 600 * kj::MILLISECONDS;
+  Pair pair(std::move(settings));
+  Opening one = pair.session(1);
+  REQUIRE(kill(pair.a->worker(one), SIGSTOP) == 0);
+  auto order = pair.migrate();
+  const std::string why = pair.a->fails(order);
+  CHECK(contains(why, "test (process "));
+  CHECK(contains(why, "is stopped or hangs: it has read nothing for"));
+  pair.a->until([&] { return pair.a->sessions.living(kLease) == 0; });
+  CHECK(contains(pair.a->endText(), "the session's worker was stopped or hung"));
+}
+
 TEST_CASE("a session that cannot go, or cannot be rebuilt there, runs on where it was") {
   for (const char how : {'1', '4', '5'}) {
     Pair pair;
