@@ -4,7 +4,7 @@ namespace gpupool::client {
 
 using schema::NoticeType;
 
-bool MoveCourse::hear(NoticeType type, uint64_t effect, uint32_t epoch, bool held) {
+bool MoveCourse::hear(NoticeType type, uint64_t effect, const schema::MovedBody& moved) {
   switch (type) {
     case NoticeType::prepare:
     case NoticeType::prepareApart:
@@ -27,8 +27,9 @@ bool MoveCourse::hear(NoticeType type, uint64_t effect, uint32_t epoch, bool hel
     case NoticeType::moved:
       if (stage_ != Stage::quiet) return stage_ == Stage::ending || leaving_;
       stage_ = Stage::moved;
-      epoch_ = epoch;
-      held_ = held;
+      epoch_ = moved.epoch;
+      held_ = moved.held != 0;
+      mayShare_ = moved.mayShare != 0;
       return true;
     case NoticeType::stay:
       again_ = false;  // it crosses what the client said, and is about the last move

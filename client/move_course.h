@@ -23,8 +23,7 @@ class MoveCourse {
   };
 
   // A notice of the worker's. False: it does not fit, and changes nothing.
-  // held: MovedBody's.
-  bool hear(schema::NoticeType type, uint64_t effect, uint32_t epoch, bool held = false);
+  bool hear(schema::NoticeType type, uint64_t effect, const schema::MovedBody& moved);
 
   // stopped, quiet and going follow prepared, drained and moved. False: the move has ended meanwhile.
   bool reach(Stage stage);
@@ -55,12 +54,14 @@ class MoveCourse {
   uint64_t effect() const { return effect_; }  // of the `prepare` that is obeyed
   uint32_t epoch() const { return epoch_; }    // as `moved` said
   bool held() const { return held_; }
-  bool apart() const { return apart_; }      // the worker has said prepareApart
-  bool leaving() const { return leaving_; }  // the program ends
+  bool mayShare() const { return mayShare_; }  // as `moved` said
+  bool apart() const { return apart_; }        // the worker has said prepareApart
+  bool leaving() const { return leaving_; }    // the program ends
 
  private:
   Stage stage_ = Stage::none;
-  bool again_ = false, leaving_ = false, mute_ = false, held_ = false, apart_ = false, nextApart_ = false;
+  bool again_ = false, leaving_ = false, mute_ = false, held_ = false, mayShare_ = false, apart_ = false,
+       nextApart_ = false;
   uint64_t effect_ = 0, nextEffect_ = 0;
   uint32_t epoch_ = 0;
 };

@@ -51,7 +51,7 @@ bool belongsToOne(int attribute) {
 
 void Session::hearMove(const Notice& notice, const schema::MovedBody& moved) {
   std::lock_guard lock(moveMutex_);
-  if (!course_.hear(notice.type, notice.effect, moved.epoch, moved.held != 0)) {
+  if (!course_.hear(notice.type, notice.effect, moved)) {
     GPUPOOL_WARNING("the worker sent a notice of a move out of its order: type %u",
                     static_cast<unsigned>(notice.type));
     return;
@@ -204,7 +204,7 @@ void Session::carryOutMove() {
   }
   if (!awaitStage(Stage::drained)) return;
   if (const MoveHooks* hooks = moveHooks_;
-      hooks != nullptr && hooks->settle != nullptr && !shared && mayShare())
+      hooks != nullptr && hooks->settle != nullptr && !shared && canShare())
     hooks->settle();
   const Transfers::Closed alone(transfers_, Transfers::alone, cancelled);
   if (!alone) return;
@@ -323,11 +323,16 @@ std::unique_ptr<transport::Connection> Session::dial(uint32_t epoch, bool& given
   return reached;
 }
 
-bool Session::mayShare() const {
+bool Session::canShare() const {
   const bool turn = !sharesInTurns_ || moves_ % 2 == 1;
-  // One that has left for files has nowhere else to go where its memory cannot be used.
-  return (!mapsMemory_ || isApart()) && log_ == nullptr && !transportNamed_ && !sharesNoMore_ && turn &&
-         !isHeld();
+  return (!mapsMemory_ || isApart()) && log_ == nullptr && !transportNamed_ && !sharesNoMore_ && turn;
+}
+
+// One that has left for files has nowhere else to go where its memory cannot be used.
+bool Session::mayShare() const {
+  if (!canShare()) return false;
+  std::lock_guard lock(moveMutex_);
+  return course_.mayShare() && !course_.held();
 }
 
 // A server, or worker, that dies before it has greeted has nothing of the session: another one begins it. The

@@ -129,6 +129,10 @@ struct MovedBody {
   uint32_t epoch = 0;  // the next one
   uint32_t held = 0;   // 1: no worker waits: the session is in files. The client says `left` first, and its
                        // holder waits until the session has been restored
+  // 1: the next worker may take the client's own pages for pinned memory (ClientHello.lends): nothing that
+  // the driver has made for the session stands on those that it has (Session::standsOnHost).
+  uint32_t mayShare = 0;
+  uint32_t reserved = 0;
 };
 struct StoppedBody {
   uint64_t last =

@@ -134,7 +134,9 @@ class Worker {
     (add(parts), ...);
     send(Channel::control, bytes, size);
   }
-  void sayMoved(uint32_t epoch) { say(NoticeType::moved, schema::MovedBody{epoch, 0}); }
+  void sayMoved(uint32_t epoch, bool mayShare = true) {
+    say(NoticeType::moved, schema::MovedBody{epoch, 0, mayShare ? 1u : 0u});
+  }
 
   // Waits for a notice of that type, of those that were not taken before.
   bool hears(NoticeType type, uint64_t* last = nullptr, std::chrono::milliseconds bound = kBound) {
@@ -410,7 +412,7 @@ struct Pool {
       CHECK(served.frames == frames);
     }
     if (last == Stage::quiet) return;
-    old->sayMoved(++epoch);
+    old->sayMoved(++epoch, mayShare);
   }
   void stay() {
     old->quiet = false;
@@ -448,6 +450,7 @@ struct Pool {
   std::atomic<bool> stop{false}, reachable{true};
   std::atomic<bool> apart{false}, sayApart{false};  // the next worker is on another host; the old one says so
   std::atomic<bool> takesNoPages{false};            // the next worker cannot use what it is lent
+  bool mayShare = true;                             // as the old one says
   std::atomic<uint64_t> calls{0}, failures{0};
   std::atomic<int> dialled{0}, unreached{0};  // so many more dials reach nobody
   std::function<void()> onDial;

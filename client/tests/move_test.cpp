@@ -167,6 +167,29 @@ TEST_CASE(
   pool.finish();
 }
 
+TEST_CASE("a session stays apart from its new worker's memory where the old one says so") {
+  Pool pool(3, true);
+  Above::reset();
+  pool.session().hookMoves(Above::hooks);
+  pool.regions = {{0x1000, {3, 1}}, {0x2000, {4, 1}}};
+  pool.mayShare = false;
+  pool.apart = pool.sayApart = true;
+  pool.move();
+  pool.sayApart = false;
+  pool.move();
+  CHECK(pool.old->theirs.lends == 0);
+  CHECK_FALSE(pool.session().mapsMemory());
+  pool.apart = false;  // reached in a way that it was not asked for
+  pool.lead(Stage::quiet);
+  pool.old->quiet = false;
+  pool.old->sayMoved(++pool.epoch, false);
+  REQUIRE(pool.old->hears(NoticeType::stays));
+  REQUIRE(pool.goesOn());
+  pool.settleDial();
+  CHECK_FALSE(pool.session().mapsMemory());
+  pool.finish();
+}
+
 TEST_CASE("a session whose new worker cannot use its memory stays, and goes over a network the next time") {
   Pool pool(3, true);
   Above::reset();

@@ -29,8 +29,9 @@ const Help kMigrate = {
     "session "
     "cannot be moved it runs on where it is, and the command says why; asked again, it goes on. A suspended "
     "lease has to be resumed first. One that takes turns moves to another server, but not to other GPUs of "
-    "its own. Sessions over shared memory (shm) go on over the network when they leave their server; those "
-    "of programs for which --transport shm was asked stay. The lease, named as `gpupool leases` prints it or "
+    "its own. Sessions over shared memory (shm) go on over the network when they leave their program's "
+    "machine, and over shared memory when they come back; those of programs for which --transport shm was "
+    "asked stay. The lease, named as `gpupool leases` prints it or "
     "by 4 of its digits or "
     "more, "
     "has "
@@ -43,7 +44,7 @@ const Help kMigrate = {
 
 std::string describe(const Id& id, const pool::MigrateResult& result) {
   const std::string lease = "lease " + shortId(id), where = "; it is on " + result.server;
-  if (result.sessions == 0) return lease + " has no session: there is nothing to move" + where;
+  if (result.sessions == 0) return lease + ": no session had to be moved" + where;
   char pause[32];
   std::snprintf(pause, sizeof pause, "%.1f s", result.longestPauseMs / 1000.0);
   return lease + ": " + std::to_string(result.sessions) + (result.sessions == 1 ? " session" : " sessions") +

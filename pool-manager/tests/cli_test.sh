@@ -357,7 +357,7 @@ tool=$!
 check "a program runs" until_true grep -q ready "$folder/output"
 lease=$(gpupool leases --json | python3 -c 'import json, sys; print(json.load(sys.stdin)[0]["id"])')
 text=$(gpupool migrate "$lease"); check "a lease without a session" test $? -eq 0
-check "says so" has "$text" "has no session: there is nothing to move; it is on node GPU"
+check "says so" has "$text" "no session had to be moved; it is on node GPU"
 text=$(gpupool migrate --to node8:x "$lease"); check "what is no place" test $? -eq 2
 text=$(gpupool migrate --to node8 "$lease"); check "no such server" test $? -eq 1
 check "says so" has "$text" "there is no server named node8"

@@ -350,6 +350,11 @@ size_t Record::bytes() const {
   return bytes_;
 }
 
+bool Record::any(const std::function<bool(const Entry&)>& is) const {
+  std::lock_guard lock(mutex_);
+  return std::ranges::any_of(log_, [&](const Node& node) { return is(node.entry); });
+}
+
 std::vector<Record::Entry> Record::entries() const {
   std::lock_guard lock(mutex_);
   std::vector<Entry> all;

@@ -102,6 +102,7 @@ class Record {
   size_t size() const;
   size_t bytes() const;
   std::vector<Entry> entries() const;  // a copy, in order, of those that have not gone ahead
+  bool any(const std::function<bool(const Entry&)>& is) const;  // of all
 
  private:
   static constexpr uint64_t kTexture = uint64_t{1} << 60, kSurface = uint64_t{2} << 60,

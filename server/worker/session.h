@@ -140,6 +140,8 @@ class Session {
   // The client is told to go on at the other worker, as `epoch`, or, held, that none waits for it. True: it
   // has gone; false: it stays, or the session ends.
   bool sendClientAway(uint64_t epoch, bool held = false);
+  // Something that lives may stand on the registration of pinned memory with the driver.
+  bool standsOnHost() const;
   // The client is gone: whether it left for the other worker is read to its end first.
   void awaitParting();
   // Where the numbers of frames, aside calls and effects stand.

@@ -1,5 +1,6 @@
 // What session and client say to each other when the session goes to another worker (schema/frame.h, "A
 // move").
+#include <algorithm>
 #include <cstring>
 
 #include "base/log.h"
@@ -127,12 +128,27 @@ bool Session::noticeUntil(NoticeType type, const Until& deadline,
 // No bound: a client may be stopped for as long as somebody likes, and only it knows where it goes on. It
 // ends with the connection.
 bool Session::sendClientAway(uint64_t epoch, bool held) {
-  const schema::MovedBody body{static_cast<uint32_t>(epoch), held ? 1u : 0u};
+  const schema::MovedBody body{static_cast<uint32_t>(epoch), held ? 1u : 0u, standsOnHost() ? 0u : 1u};
   notice(NoticeType::moved, &body, sizeof body, {});
   std::unique_lock lock(moveMutex_);
   while (!left_ && !stopping_) moveHeard_.wait_for(lock, kTick);
   asked_ = 0;
   return left_.value_or(false);
+}
+
+// An executable graph that copies pinned memory faults when that has been registered anew, at the same
+// address (H200, driver 580). Who names such an address in what is recorded is taken for the like.
+bool Session::standsOnHost() const {
+  const schema::AddressSpace& space = schema::kSpaces[static_cast<size_t>(std::max(space_.reserved(), 0))];
+  const auto named = [&](const Record::Entry& entry) {
+    uint64_t word = 0;
+    for (size_t at = 0; at + sizeof word <= entry.arguments.size(); at += sizeof word) {
+      std::memcpy(&word, entry.arguments.data() + at, sizeof word);
+      if (word - space.hostBase < space.hostBytes) return true;
+    }
+    return false;
+  };
+  return record_.any(named);
 }
 
 // A client that has gone over closes this connection at once: its word lies in the control channel still.

@@ -96,6 +96,31 @@ TEST_CASE("a captured graph is recorded as the calls that made it, and goes with
   CHECK(record.size() == before);
 }
 
+TEST_CASE("a session stands on its pinned memory as long as something lives that names it") {
+  Client client;
+  client.open();
+  const uint64_t device = client.space().deviceBase, host = client.space().hostBase;
+  const auto done = [&](uint32_t call, const Arguments& arguments) {
+    const auto answer = client.await(call, arguments);
+    REQUIRE(answer.status() == CUDA_SUCCESS);
+    return answer;
+  };
+  done(ROW("sessionExtentMap"), Arguments().value(0).value(device).value(2 * kMiB));
+  done(ROW("sessionHostMap"), Arguments().value(host).value(4096).value(0));
+  done(ROW("cuStreamCreateWithPriority"), Arguments().value(kStream).value(1).value(0));
+  const auto copy = Arguments().value(device).value(host + 64).value(64).value(kStream);
+  done(ROW("cuMemcpyHtoDAsync_v2"), copy);
+  CHECK_FALSE(client.session->standsOnHost());  // what is done is over
+  done(ROW("cuStreamBeginCapture_v2"), Arguments().value(kStream).value(0));
+  done(ROW("cuMemcpyHtoDAsync_v2"), copy);
+  const auto captured = done(ROW("cuStreamEndCapture"), Arguments().value(kStream).value(1));
+  CHECK(client.session->standsOnHost());
+  uint64_t graph = 0;
+  std::memcpy(&graph, captured.outputs.data(), sizeof graph);
+  done(ROW("cuGraphDestroy"), Arguments().value(graph));
+  CHECK_FALSE(client.session->standsOnHost());
+}
+
 TEST_CASE("a capture is numbered by the frame that it began with, which is the same where it is made again") {
   Client client;
   client.open();
