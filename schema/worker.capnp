@@ -43,6 +43,8 @@ struct ReadoptOrder @0xa8b51d7ef4a6d2c3 {
                                       # was sending it there, and has not heard whether they have their place, sends its client
                                       # away and ends: the socket is open until then, and nothing that is said over it counts.
                                       # Any other worker closes it
+  waits @4 :Bool;                     # the server takes a worker that waits for its client (ReadoptReport.waits); without
+                                      # that, such a one does not answer
 }
 struct CopierRoom @0xf5a0d62f3467a9c4 {
   budgetBytes @0 :UInt64;             # of host memory; what it has made ready beyond that stays its own

@@ -337,7 +337,7 @@ class WorkerProcess {
   std::string endAway() const;
   // What has come to the door: perhaps the server's next life.
   void hearDoor();
-  bool comeBack(int socket);
+  bool comeBack(int socket, bool takesOneThatWaits);
   bool leaveForFiles(int socket);
   void follow(int socket);  // that server's; under memoryMutex_
   bool sendReadopted(int socket, bool& changing) const;

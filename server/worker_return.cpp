@@ -67,9 +67,9 @@ void WorkerProcess::hearDoor() {
       const int socket = received.descriptors[0];
       if (order.isReadopt() && schema::read(order.getReadopt().getSession()) == session_ &&
           order.getReadopt().getEpoch() == epoch_)
-        taken = order.getReadopt().getHeld()
-                    ? leaveForFiles(socket)
-                    : (order.getReadopt().getShares() || !shares()) && comeBack(socket);
+        taken = order.getReadopt().getHeld() ? leaveForFiles(socket)
+                                             : (order.getReadopt().getShares() || !shares()) &&
+                                                   comeBack(socket, order.getReadopt().getWaits());
     } catch (const kj::Exception&) {
       taken = false;
     }
@@ -81,10 +81,11 @@ void WorkerProcess::hearDoor() {
 
 // Takes the socket, if that is a server's. What is the session's then is said and kept at one moment: who
 // waits for memory asks the new server.
-bool WorkerProcess::comeBack(int socket) {
+bool WorkerProcess::comeBack(int socket, bool takesOneThatWaits) {
   bool changing = false;
   {
     std::lock_guard lock(memoryMutex_);
+    if (clientKept_ < 0 && !takesOneThatWaits) return false;
     untold_ = sharesAgain();  // and nothing of what the server that has died kept
     if (!sendReadopted(socket, changing)) return false;
     owed_.clear();  // it was not said to be the session's

@@ -159,6 +159,7 @@ kj::AutoCloseFd Readoption::knock(const StoredWorker& worker, bool held) const {
   order.setEpoch(worker.session->epoch);
   order.setShares(true);
   order.setHeld(held);
+  order.setWaits(true);
   const auto words = capnp::messageToFlatArray(message);
   const auto bytes = words.asBytes();
   if (const int error =
@@ -189,8 +190,13 @@ void Readoption::sendAway(const StoredWorker& worker) {
 // It has closed its end. What it says before concerns no session of this life; but one of an earlier build,
 // which goes on, says so.
 kj::Promise<void> Readoption::hearEnd(kj::Own<kj::UnixEventPort::FdObserver> observer, kj::AutoCloseFd ours) {
+  constexpr int kMostAtOnce = 16;  // of one that never stops talking
   auto room = kj::heapArray<capnp::word>(kMaxDatagram / sizeof(capnp::word));
-  while (true) {
+  for (int heard = 0;; ++heard) {
+    if (heard == kMostAtOnce)
+      return kj::evalLast([this, ours = kj::mv(ours), observer = kj::mv(observer)]() mutable {
+        return hearEnd(kj::mv(observer), kj::mv(ours));
+      });
     const auto received = receiveWithDescriptors(
         ours, std::as_writable_bytes(std::span(room.begin(), room.size())), MSG_DONTWAIT | MSG_TRUNC);
     const bool nothing = received.bytes < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
@@ -199,10 +205,13 @@ kj::Promise<void> Readoption::hearEnd(kj::Own<kj::UnixEventPort::FdObserver> obs
     if (received.bytes <= 0 || !received.whole) return kj::READY_NOW;
     capnp::FlatArrayMessageReader reader(
         kj::arrayPtr(room.begin(), static_cast<size_t>(received.bytes) / sizeof(capnp::word)));
-    if (reader.getRoot<schema::WorkerReport>().isReadopted()) return kj::READY_NOW;
+    const auto said = reader.getRoot<schema::WorkerReport>();
+    if (said.isReadopted() || said.isEnded()) return kj::READY_NOW;
+    if (said.isMoved() && said.getMoved().getError().size() != 0) return kj::READY_NOW;  // it goes on here
   }
   auto ready = observer->whenBecomesReadable();
-  return ready.then([this, observer = kj::mv(observer), ours = kj::mv(ours)]() mutable {
+  // The observer goes before its descriptor.
+  return ready.then([this, ours = kj::mv(ours), observer = kj::mv(observer)]() mutable {
     return hearEnd(kj::mv(observer), kj::mv(ours));
   });
 }

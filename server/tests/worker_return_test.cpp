@@ -65,7 +65,8 @@ struct Visited {
     if (workersClient >= 0) close(workersClient);
   }
   // The server dies, and its next life knocks, with an order for that session.
-  void returnAs(Id session, uint64_t epoch, bool takesShares = true, bool held = false) {
+  void returnAs(Id session, uint64_t epoch, bool takesShares = true, bool held = false,
+                bool takesWaiting = true) {
     int ends[2];
     REQUIRE(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
     worker.socket = ends[0];
@@ -76,6 +77,7 @@ struct Visited {
     order.setEpoch(epoch);
     order.setShares(takesShares);
     order.setHeld(held);
+    order.setWaits(takesWaiting);
     const auto words = capnp::messageToFlatArray(message);
     const auto bytes = words.asBytes();
     CHECK(doors.knock(worker.pid, std::as_bytes(std::span(bytes.begin(), bytes.size())), ends[1]) == 0);
@@ -474,6 +476,10 @@ TEST_CASE("a session that waits for its client when its server dies waits for it
       },
       60'000, true);
   CHECK(visited.worker.report() == "ended: ready");
+  visited.worker.hangUp();
+  visited.returnAs({1, 0}, 3, true, false,
+                   false);  // of an earlier build: it would take a lock for the client
+  CHECK_FALSE(visited.waits());
   for (int life = 0; life < 2; ++life) {
     visited.worker.hangUp();
     visited.returnAs({1, 0}, 3);

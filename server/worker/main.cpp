@@ -235,10 +235,10 @@ int serve(const server::WorkerArguments& arguments) {
         [&](uint32_t ordinal, const std::string& error) { process.reportLost(ordinal, error); });
     if (start->rebuild) {
       if (why.empty()) why = rebuild.make(session);
+      awaited = start->files && why.empty();  // when the server hears so, its death ends this session no more
       rebuild.answer(why);
       process.reportRebuilt(why);
       if (!why.empty()) _exit(0);
-      awaited = start->files;
       const auto client = waitForClient(process, start->stream ? &stateSocket : nullptr, start->files);
       if (!client) _exit(0);  // the session goes on where it was, or has ended
       memory.settle();

@@ -172,7 +172,8 @@ std::string Suspender::sendByStream(Order& order, MoveOutcome& outcome) {
   std::string why = lookAtContents(shared ? HostDigests::none : HostDigests::ofBytes, seen);
   bool accepted = false;
   if (why.empty()) why = streamState(session_, socket, *order.parallel, accepted, seen);
-  if (order.hold && accepted && !socket.error().empty()) why = awaitDecision(why);
+  const bool cut = !socket.error().empty() && (socket.ended() || alone_);  // and not one that says nothing
+  if (order.hold && accepted && cut) why = awaitDecision(why);
   return why.empty() && !order.copy ? sendClientAway(order) : why;
 }
 
