@@ -21,15 +21,16 @@ bool MoveCourse::hear(NoticeType type, uint64_t effect, const schema::MovedBody&
       apart_ = type == NoticeType::prepareApart;
       return true;
     case NoticeType::drained:
+    case NoticeType::drainedToShare:
       if (stage_ != Stage::stopped) return stage_ == Stage::ending || leaving_;
       stage_ = Stage::drained;
+      mayShare_ = type == NoticeType::drainedToShare;
       return true;
     case NoticeType::moved:
       if (stage_ != Stage::quiet) return stage_ == Stage::ending || leaving_;
       stage_ = Stage::moved;
       epoch_ = moved.epoch;
       held_ = moved.held != 0;
-      mayShare_ = moved.mayShare != 0;
       return true;
     case NoticeType::stay:
       again_ = false;  // it crosses what the client said, and is about the last move

@@ -54,7 +54,7 @@ class MoveCourse {
   uint64_t effect() const { return effect_; }  // of the `prepare` that is obeyed
   uint32_t epoch() const { return epoch_; }    // as `moved` said
   bool held() const { return held_; }
-  bool mayShare() const { return mayShare_; }  // as `moved` said
+  bool mayShare() const { return mayShare_; }  // the worker has said drainedToShare
   bool apart() const { return apart_; }        // the worker has said prepareApart
   bool leaving() const { return leaving_; }    // the program ends
 

@@ -428,7 +428,6 @@ class Session {
   bool readRegions(NextWorker& next, size_t expected, std::string& why) const;
   // The next worker may share memory with this process that the one before does not have.
   bool mayShare() const;
-  bool canShare() const;  // as far as this side knows
   bool mapNext(NextWorker& next, std::string& why) const;
   bool lendPinned(NextWorker& next, std::string& why) const;
   // ---- the worker has died (failover.cpp) ----

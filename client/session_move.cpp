@@ -204,7 +204,7 @@ void Session::carryOutMove() {
   }
   if (!awaitStage(Stage::drained)) return;
   if (const MoveHooks* hooks = moveHooks_;
-      hooks != nullptr && hooks->settle != nullptr && !shared && canShare())
+      hooks != nullptr && hooks->settle != nullptr && !shared && mayShare())
     hooks->settle();
   const Transfers::Closed alone(transfers_, Transfers::alone, cancelled);
   if (!alone) return;
@@ -323,16 +323,12 @@ std::unique_ptr<transport::Connection> Session::dial(uint32_t epoch, bool& given
   return reached;
 }
 
-bool Session::canShare() const {
-  const bool turn = !sharesInTurns_ || moves_ % 2 == 1;
-  return (!mapsMemory_ || isApart()) && log_ == nullptr && !transportNamed_ && !sharesNoMore_ && turn;
-}
-
-// One that has left for files has nowhere else to go where its memory cannot be used.
 bool Session::mayShare() const {
-  if (!canShare()) return false;
+  const bool turn = !sharesInTurns_ || moves_ % 2 == 1;
+  if ((mapsMemory_ && !isApart()) || log_ != nullptr || transportNamed_ || sharesNoMore_ || !turn)
+    return false;
   std::lock_guard lock(moveMutex_);
-  return course_.mayShare() && !course_.held();
+  return course_.mayShare();
 }
 
 // A server, or worker, that dies before it has greeted has nothing of the session: another one begins it. The

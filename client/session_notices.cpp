@@ -159,6 +159,7 @@ void Session::handleNotice(std::span<const std::byte> message) {
     case NoticeType::prepare:
     case NoticeType::prepareApart:
     case NoticeType::drained:
+    case NoticeType::drainedToShare:
     case NoticeType::moved:
     case NoticeType::stay:
       hearMove(header,

@@ -75,6 +75,11 @@ enum class NoticeType : uint32_t {
   // As `prepare`, of a client that shares memory with this worker: it will not with the next one, and goes on
   // over a network. One that cannot answers `stays`.
   prepareApart = 14,
+  // As `drained`. The next worker may take the client's own pages for pinned memory (ClientHello.lends),
+  // where
+  // it is on the client's host: the session really goes there, and nothing that the driver has made for it
+  // stands on the pages that it has. What kernels have written to mirrors the client asks for before `quiet`.
+  drainedToShare = 15,
   // client -> worker
   callbackDone = 64,
   goodbye = 65,  // the client ends in order
@@ -93,7 +98,8 @@ enum class NoticeType : uint32_t {
 //   old worker -> client   prepare     or prepareApart
 //   client -> old worker   stopped     behind the last frame; no thread of the client sends a frame from here
 //                                      on. Host functions and aside calls go on: work under way may need them
-//   old worker -> client   drained     every frame is served, every device idle, no host function runs
+//   old worker -> client   drained     every frame is served, every device idle, no host function runs; or
+//                                      drainedToShare
 //   client -> old worker   quiet       behind the last message of the control channel
 //   old worker -> client   moved       the other worker has rebuilt the session; or at any time since
 //                                      `prepare`: stay
@@ -129,10 +135,6 @@ struct MovedBody {
   uint32_t epoch = 0;  // the next one
   uint32_t held = 0;   // 1: no worker waits: the session is in files. The client says `left` first, and its
                        // holder waits until the session has been restored
-  // 1: the next worker may take the client's own pages for pinned memory (ClientHello.lends): nothing that
-  // the driver has made for the session stands on those that it has (Session::standsOnHost).
-  uint32_t mayShare = 0;
-  uint32_t reserved = 0;
 };
 struct StoppedBody {
   uint64_t last =

@@ -134,9 +134,7 @@ class Worker {
     (add(parts), ...);
     send(Channel::control, bytes, size);
   }
-  void sayMoved(uint32_t epoch, bool mayShare = true) {
-    say(NoticeType::moved, schema::MovedBody{epoch, 0, mayShare ? 1u : 0u});
-  }
+  void sayMoved(uint32_t epoch) { say(NoticeType::moved, schema::MovedBody{epoch, 0}); }
 
   // Waits for a notice of that type, of those that were not taken before.
   bool hears(NoticeType type, uint64_t* last = nullptr, std::chrono::milliseconds bound = kBound) {
@@ -403,7 +401,7 @@ struct Pool {
     }));
     if (last == Stage::stopped) return;
     old->obeyed = last != Stage::drained;
-    old->say(NoticeType::drained);
+    old->say(mayShare ? NoticeType::drainedToShare : NoticeType::drained);
     if (last == Stage::drained) return;
     REQUIRE(old->hears(NoticeType::quiet, &asides));
     {
@@ -412,7 +410,7 @@ struct Pool {
       CHECK(served.frames == frames);
     }
     if (last == Stage::quiet) return;
-    old->sayMoved(++epoch, mayShare);
+    old->sayMoved(++epoch);
   }
   void stay() {
     old->quiet = false;

@@ -182,7 +182,7 @@ TEST_CASE("a session stays apart from its new worker's memory where the old one 
   pool.apart = false;  // reached in a way that it was not asked for
   pool.lead(Stage::quiet);
   pool.old->quiet = false;
-  pool.old->sayMoved(++pool.epoch, false);
+  pool.old->sayMoved(++pool.epoch);
   REQUIRE(pool.old->hears(NoticeType::stays));
   REQUIRE(pool.goesOn());
   pool.settleDial();

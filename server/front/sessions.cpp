@@ -88,16 +88,16 @@ void SessionTable::readopt(SessionFacts facts, kj::Own<WorkerChild> worker, kj::
   GPUPOOL_INFO("session %s: goes on, worker %d, client %u (%s)%s", session->facts.session.text().c_str(),
                session->worker->pid(), session->facts.clientPid, session->facts.command.c_str(),
                earlier.waits ? ", which has not come yet" : "");
-  watch(*session);
-  if (earlier.waits) {
+  const bool waits = earlier.waits;
+  if (waits) {
     session->role = Role::next;
     session->beginning = beginning(session->facts.lease);
-    endLateArrival(*session, bounds_.arrivingClient, "its client did not come in time");
-    next_.push_back(kj::mv(session));
   } else {
     noteEarlier(*session, std::move(earlier));
-    living_.push_back(kj::mv(session));
   }
+  watch(*session);  // what it shares it may have said already
+  if (waits) endLateArrival(*session, bounds_.arrivingClient, "its client did not come in time");
+  (waits ? next_ : living_).push_back(kj::mv(session));
   changed_();
 }
 

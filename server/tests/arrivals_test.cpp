@@ -71,6 +71,7 @@ TEST_CASE("a client with another epoch, transport or key is none of a session th
   ArrivalBench bench;
   Opening coming = arrival(4), early = client(3), late = client(5), shared = client(4), stranger = client(4),
           fresh = client(1), good = client(4);
+  coming.transportNamed = true;
   bench.arrives(coming);
   bench.rebuilt(coming);
   CHECK(contains(bench.open(early), "opened before with epoch 3"));
@@ -81,6 +82,15 @@ TEST_CASE("a client with another epoch, transport or key is none of a session th
   CHECK(contains(bench.open(stranger), "proof of the session key is wrong"));
   CHECK(contains(bench.open(fresh), "opened before with epoch 3"));
   CHECK(bench.open(good) == "");
+}
+
+TEST_CASE("a client may share memory with the server to which its session comes") {
+  ArrivalBench bench;
+  Opening coming = arrival(4), shared = client(4);
+  bench.arrives(coming);
+  bench.rebuilt(coming);
+  shared.transport = "shm";
+  CHECK(bench.open(shared) == "");
 }
 
 TEST_CASE("why a session does not come here is said before a worker is taken") {

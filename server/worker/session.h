@@ -123,7 +123,8 @@ class Session {
   // are served; it sends nothing at all any more. "" or why not.
   // apart: the session goes on where its client shares no memory with the worker.
   std::string stopClient(const Until& deadline, bool apart = false);
-  std::string quietClient(const Until& deadline);
+  // goes: to another worker, and not into a file.
+  std::string quietClient(const Until& deadline, bool goes);
   uint64_t clientStops() const { return clientStops_; }  // tests: how often it has stopped
   // Any thread: the client hears that the server keeps a whole checkpoint of that moment.
   void tellKept(uint64_t frame, uint64_t aside);

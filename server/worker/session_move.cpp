@@ -70,8 +70,9 @@ std::string Session::whyNotMoved(const std::string& why) const {
   return why.starts_with(kEnding) || !isEnding() ? why : std::string(kEnding) + " (" + why + ")";
 }
 
-std::string Session::quietClient(const Until& deadline) {
-  if (!noticeUntil(NoticeType::drained, deadline)) return whyNotTold();
+std::string Session::quietClient(const Until& deadline, bool goes) {
+  const auto drained = goes && !standsOnHost() ? NoticeType::drainedToShare : NoticeType::drained;
+  if (!noticeUntil(drained, deadline)) return whyNotTold();
   std::unique_lock lock(moveMutex_);
   while (!stopping_) {
     if (quietAt_ && asides_ >= *quietAt_) return "";
@@ -128,7 +129,7 @@ bool Session::noticeUntil(NoticeType type, const Until& deadline,
 // No bound: a client may be stopped for as long as somebody likes, and only it knows where it goes on. It
 // ends with the connection.
 bool Session::sendClientAway(uint64_t epoch, bool held) {
-  const schema::MovedBody body{static_cast<uint32_t>(epoch), held ? 1u : 0u, standsOnHost() ? 0u : 1u};
+  const schema::MovedBody body{static_cast<uint32_t>(epoch), held ? 1u : 0u};
   notice(NoticeType::moved, &body, sizeof body, {});
   std::unique_lock lock(moveMutex_);
   while (!left_ && !stopping_) moveHeard_.wait_for(lock, kTick);

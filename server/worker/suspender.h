@@ -118,7 +118,8 @@ class Suspender {
   std::string goAhead(int state, ParallelSockets* parallel);
   void handOverStill(Order& order, MoveOutcome& outcome);
   // apart: the session goes on where its client shares no memory with the worker.
-  std::string standStill(const Until& deadline, bool apart = false);
+  // apart: at the other end is no worker of this server. goes: the session is to go to a worker.
+  std::string standStill(const Until& deadline, bool apart = false, bool goes = false);
   std::string handOver(Order& order, MoveOutcome& outcome);
   std::string sendByCopier(Order& order, MoveOutcome& outcome);
   std::string sendByStream(Order& order, MoveOutcome& outcome);

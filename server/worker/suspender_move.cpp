@@ -96,7 +96,8 @@ MoveOutcome Suspender::carryOutMove(Order& order) {
 
 void Suspender::handOverStill(Order& order, MoveOutcome& outcome) {
   const auto began = Clock::now();
-  outcome.error = standStill({began + order.drain, &alone_}, order.link == nullptr && !order.copy);
+  outcome.error = standStill({began + order.drain, &alone_}, order.link == nullptr && !order.copy,
+                             !order.copy && !order.hold);
   outcome.drainMs = millisecondsSince(began);
   if (!outcome.error.empty()) return;
   const auto still = Clock::now();
@@ -106,7 +107,7 @@ void Suspender::handOverStill(Order& order, MoveOutcome& outcome) {
 
 // The client sends nothing any more, all it has sent is done, and the gate is closed. "" or why not, and then
 // the gate is open.
-std::string Suspender::standStill(const Until& deadline, bool apart) {
+std::string Suspender::standStill(const Until& deadline, bool apart, bool goes) {
   std::string why;
   // A capture cannot be ended by a client that has stopped: it is let go on for a moment.
   for (bool first = true; first || (why == kCaptureOpen && !deadline.over()); first = false) {
@@ -120,7 +121,7 @@ std::string Suspender::standStill(const Until& deadline, bool apart) {
     why = quiesce(deadline, false);
   }
   if (!why.empty()) return why;
-  why = session_.quietClient(deadline);
+  why = session_.quietClient(deadline, goes);
   if (!why.empty()) session_.gate().open();
   return why;
 }

@@ -111,8 +111,8 @@ TEST_CASE("notices") {
   CHECK(pin("failed_body", "schema::FailedBody: seq, status, call", failed).call == failed.call);
   const CallbackBody callback{0x0102030405060708, 0x11121314, 0};
   CHECK(pin("callback_body", "schema::CallbackBody: id, status", callback).status == callback.status);
-  const MovedBody moved{0x01020304, 0, 1};
-  CHECK(pin("moved_body", "schema::MovedBody: epoch, mayShare", moved).epoch == moved.epoch);
+  const MovedBody moved{0x01020304, 0};
+  CHECK(pin("moved_body", "schema::MovedBody: epoch", moved).epoch == moved.epoch);
   const StoppedBody stopped{0x0102030405060708};
   CHECK(pin("stopped_body", "schema::StoppedBody: last", stopped).last == stopped.last);
   const WordsHeader words{0x01020304, 0x11121314, 0x21222324, 0};

@@ -65,7 +65,7 @@ class Course {
         if (stopped_) stopped_();
       } else if (header.type == NoticeType::output) {
         printed_ += schema::Reader(message.subspan(sizeof header)).text();
-      } else if (header.type == NoticeType::drained) {
+      } else if (header.type == NoticeType::drained || header.type == NoticeType::drainedToShare) {
         say(NoticeType::quiet, schema::StoppedBody{client_.asides});
       } else if (header.type == NoticeType::moved) {
         say(answer_, uint64_t{0});

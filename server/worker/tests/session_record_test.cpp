@@ -106,7 +106,7 @@ TEST_CASE("a session stands on its pinned memory as long as something lives that
     return answer;
   };
   done(ROW("sessionExtentMap"), Arguments().value(0).value(device).value(2 * kMiB));
-  done(ROW("sessionHostMap"), Arguments().value(host).value(4096).value(0));
+  done(ROW("sessionHostMap"), Arguments().value(host).value(4096).value(0).value(1));
   done(ROW("cuStreamCreateWithPriority"), Arguments().value(kStream).value(1).value(0));
   const auto copy = Arguments().value(device).value(host + 64).value(64).value(kStream);
   done(ROW("cuMemcpyHtoDAsync_v2"), copy);
