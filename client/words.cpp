@@ -15,6 +15,11 @@ namespace gpupool::client {
 namespace {
 constexpr size_t kSweep = 64;  // retired words are looked over by so many, not one by one
 constexpr long kNapNanoseconds = 100'000'000, kStillNanoseconds = 500'000'000;  // what a lost ring costs
+
+void* mapPage(const transport::SharedMemory& memory, size_t bytes) {
+  return mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory.descriptor(), 0);
+}
+
 }  // namespace
 
 Words::Words(std::shared_ptr<transport::SharedMemory> shared) : memory_(std::move(shared)) {
@@ -52,7 +57,8 @@ bool Words::enterShared(std::shared_ptr<transport::SharedMemory> page) {
   return true;
 }
 
-// The pages are replaced at once: a thread that polls sees no word go back.
+// The pages are replaced at once: a thread that polls sees no word go back. (Mapped elsewhere first, for
+// ThreadSanitizer takes mmap for a write.)
 bool Words::replace(std::shared_ptr<transport::SharedMemory> next) {
   auto* words = reinterpret_cast<std::atomic<uint64_t>*>(next->data() + schema::kWordsOffset);
   for (size_t i = 0; i < schema::kWordsCount; ++i)
@@ -62,16 +68,20 @@ bool Words::replace(std::shared_ptr<transport::SharedMemory> next) {
   there.sticky = header().sticky.load();
   there.bell = header().bell.load();
   there.waiters = header().waiters.load();
-  if (mmap(base_, schema::kWordsBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, next->descriptor(),
-           0) == MAP_FAILED)
+  void* mapped = mapPage(*next, schema::kWordsBytes);
+  if (mapped == MAP_FAILED) return false;
+  if (mremap(mapped, schema::kWordsBytes, schema::kWordsBytes, MREMAP_MAYMOVE | MREMAP_FIXED, base_) ==
+      MAP_FAILED) {
+    munmap(mapped, schema::kWordsBytes);
     return false;
+  }
   const auto left = std::exchange(memory_, std::move(next));
   Header* before = nullptr;
-  void* mapped = MAP_FAILED;
+  mapped = MAP_FAILED;
   if (left != first_) {
     before = reinterpret_cast<Header*>(left->data());
   } else {  // its mapping is the one that was replaced
-    mapped = mmap(nullptr, sizeof(Header), PROT_READ | PROT_WRITE, MAP_SHARED, left->descriptor(), 0);
+    mapped = mapPage(*left, sizeof(Header));
     if (mapped != MAP_FAILED) before = static_cast<Header*>(mapped);
   }
   if (before != nullptr) {

@@ -346,8 +346,8 @@ struct Pool {
     schema::WorkerHello hello = helloOf(number);
     if (alter) alter(hello);
     settleDial();  // of an attempt before
-    greeting = std::thread([this, hello] {
-      if (next->greet(hello, regions)) next->serve();
+    greeting = std::thread([this, hello, named = regions_] {
+      if (next->greet(hello, named)) next->serve();
     });
     return std::move(near);
   }
@@ -453,8 +453,15 @@ struct Pool {
   std::atomic<int> dialled{0}, unreached{0};  // so many more dials reach nobody
   std::function<void()> onDial;
   std::function<void(schema::WorkerHello&)> alter;
-  std::vector<schema::MovedRegion> regions;
+  // What the next worker names.
+  void setRegions(std::vector<schema::MovedRegion> regions) {
+    std::lock_guard lock(dialling);
+    regions_ = std::move(regions);
+  }
   uint32_t epoch = 1;
+
+ private:
+  std::vector<schema::MovedRegion> regions_;  // under dialling
 };
 
 constexpr Stage kSteps[] = {Stage::prepared, Stage::stopped, Stage::drained, Stage::quiet};

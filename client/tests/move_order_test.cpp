@@ -152,7 +152,7 @@ TEST_CASE("the new worker names all pinned memory, and the layers above go over 
   Pool pool;
   pool.session().hookMoves(hooks);
   SECTION("all") {
-    pool.regions = {{0x1000, {3, 1}}, {0x2000, {4, 1}}};
+    pool.setRegions({{0x1000, {3, 1}}, {0x2000, {4, 1}}});
     pool.move();
     CHECK(finished == 1);
     REQUIRE(seen.size() == 2);
@@ -160,7 +160,7 @@ TEST_CASE("the new worker names all pinned memory, and the layers above go over 
     CHECK(seen[1].region.id == 4);
   }
   SECTION("not all") {
-    pool.regions = {{0x1000, {3, 1}}};
+    pool.setRegions({{0x1000, {3, 1}}});
     pool.lead(Stage::quiet);
     pool.old->quiet = false;
     pool.old->sayMoved(2);
@@ -169,7 +169,7 @@ TEST_CASE("the new worker names all pinned memory, and the layers above go over 
   }
   SECTION("they refuse") {
     refuses = true;
-    pool.regions = {{0x1000, {3, 1}}, {0x2000, {4, 1}}};
+    pool.setRegions({{0x1000, {3, 1}}, {0x2000, {4, 1}}});
     pool.lead(Stage::quiet);
     pool.old->quiet = false;
     pool.old->sayMoved(2);

@@ -110,7 +110,7 @@ TEST_CASE("a session comes back to the host of its program, and lends its new wo
   Pool pool(3, true);
   Above::reset();
   pool.session().hookMoves(Above::hooks);
-  pool.regions = {{0x1000, {3, 1}}, {0x2000, {4, 1}}};
+  pool.setRegions({{0x1000, {3, 1}}, {0x2000, {4, 1}}});
   pool.apart = pool.sayApart = true;
   pool.move();
   REQUIRE_FALSE(pool.session().mapsMemory());
@@ -157,7 +157,7 @@ TEST_CASE(
   Pool pool(3, true);
   Above::reset();
   pool.session().hookMoves(Above::hooks);
-  pool.regions = {{0x1000, {3, 1}}, {0x2000, {4, 1}}};
+  pool.setRegions({{0x1000, {3, 1}}, {0x2000, {4, 1}}});
   pool.sayApart = true;
   pool.move();
   CHECK(pool.session().mapsMemory());
@@ -171,7 +171,7 @@ TEST_CASE("a session stays apart from its new worker's memory where the old one 
   Pool pool(3, true);
   Above::reset();
   pool.session().hookMoves(Above::hooks);
-  pool.regions = {{0x1000, {3, 1}}, {0x2000, {4, 1}}};
+  pool.setRegions({{0x1000, {3, 1}}, {0x2000, {4, 1}}});
   pool.mayShare = false;
   pool.apart = pool.sayApart = true;
   pool.move();
@@ -194,7 +194,7 @@ TEST_CASE("a session whose new worker cannot use its memory stays, and goes over
   Pool pool(3, true);
   Above::reset();
   pool.session().hookMoves(Above::hooks);
-  pool.regions = {{0x1000, {3, 1}}, {0x2000, {4, 1}}};
+  pool.setRegions({{0x1000, {3, 1}}, {0x2000, {4, 1}}});
   pool.apart = pool.sayApart = true;
   pool.move();
   pool.apart = pool.sayApart = false;
@@ -411,7 +411,7 @@ TEST_CASE("a session whose new worker cannot be reached, or does not fit, stays 
   SECTION("other staging memory") {
     pool.alter = [](auto& hello) { hello.stagingBytes *= 2; };
   }
-  SECTION("pinned memory that the session does not have") { pool.regions = {{0x1000, {3, 1}}}; }
+  SECTION("pinned memory that the session does not have") { pool.setRegions({{0x1000, {3, 1}}}); }
   SECTION("refused") {
     pool.alter = [](auto& hello) { hello.status = CUDA_ERROR_OUT_OF_MEMORY; };
   }
@@ -419,7 +419,7 @@ TEST_CASE("a session whose new worker cannot be reached, or does not fit, stays 
   staysPut();
   pool.reachable = true;
   pool.alter = nullptr;
-  pool.regions.clear();
+  pool.setRegions({});
   pool.epoch = 1;
   pool.old->quiet = false;
   pool.move();
