@@ -428,10 +428,12 @@ bool Session::lendPinned(NextWorker& next, std::string& why) const {
   }
   const size_t bytes = lent.size() * sizeof lent[0];
   std::byte* room = next.connection->reserve(Channel::call, bytes, within(kReachBound));
-  if (room != nullptr) {
-    std::memcpy(room, lent.data(), bytes);
-    next.connection->commit(Channel::call, bytes);
+  if (room == nullptr) {
+    why = "the new worker takes no pinned memory, or it is in too many pieces";
+    return false;
   }
+  std::memcpy(room, lent.data(), bytes);
+  next.connection->commit(Channel::call, bytes);
   if (!readRegions(next, next.regions.size(), why)) return false;
   std::map<uint64_t, transport::Region> pinned;
   for (const schema::MovedRegion& region : next.regions)
@@ -464,12 +466,12 @@ bool Session::readRegions(NextWorker& next, size_t expected, std::string& why) c
     if (list.size() == sizeof first) std::memcpy(&first, list.data(), sizeof first);
     if (expected == 1 && first.address == 0) expected = 0;
   }
-  // No message is empty: where there is no pinned memory, one region has address 0.
-  next.regions.resize(std::max<size_t>(expected, 1));
   if (list.empty() && !next.connection->reason().empty()) {
     why = "the new worker does not name pinned memory: " + next.connection->reason();
     return false;
   }
+  // No message is empty: where there is no pinned memory, one region has address 0.
+  next.regions.resize(std::max<size_t>(expected, 1));
   if (list.size() != next.regions.size() * sizeof(schema::MovedRegion)) {
     why = "the new worker names " + std::to_string(list.size() / sizeof(schema::MovedRegion)) + " of " +
           std::to_string(expected) + " regions of pinned memory";

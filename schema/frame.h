@@ -75,10 +75,10 @@ enum class NoticeType : uint32_t {
   // As `prepare`, of a client that shares memory with this worker: it will not with the next one, and goes on
   // over a network. One that cannot answers `stays`.
   prepareApart = 14,
-  // As `drained`. The next worker may take the client's own pages for pinned memory (ClientHello.lends),
-  // where
-  // it is on the client's host: the session really goes there, and nothing that the driver has made for it
-  // stands on the pages that it has. What kernels have written to mirrors the client asks for before `quiet`.
+  // As `drained`, of a session that really goes to another worker, where nothing that the driver has made
+  // for it stands on its pinned memory. If that worker is on the client's host, it may take the client's own
+  // pages for that (ClientHello.lends). Before `quiet` the client asks for what kernels have written to
+  // mirrors.
   drainedToShare = 15,
   // client -> worker
   callbackDone = 64,

@@ -80,10 +80,6 @@ namespace {
 struct Above {
   static inline std::atomic<int> settled, finished, sharing;
   static inline std::map<uint64_t, transport::Region> arrived;
-  static void reset() {
-    settled = finished = sharing = 0;
-    arrived.clear();
-  }
   static constexpr client::Session::MoveHooks hooks{
       [] { return size_t{2}; },
       [](transport::Connection&, std::span<const schema::MovedRegion>, bool lends, std::string&) {
@@ -102,15 +98,19 @@ struct Above {
         return true;
       },
       [] { ++settled; }};
+  static void over(Pool& pool) {
+    settled = finished = sharing = 0;
+    arrived.clear();
+    pool.session().hookMoves(hooks);
+    pool.setRegions({{0x1000, {3, 1}}, {0x2000, {4, 1}}});
+  }
 };
 
 }  // namespace
 
 TEST_CASE("a session comes back to the host of its program, and lends its new worker what it has") {
   Pool pool(3, true);
-  Above::reset();
-  pool.session().hookMoves(Above::hooks);
-  pool.setRegions({{0x1000, {3, 1}}, {0x2000, {4, 1}}});
+  Above::over(pool);
   pool.apart = pool.sayApart = true;
   pool.move();
   REQUIRE_FALSE(pool.session().mapsMemory());
@@ -155,9 +155,7 @@ TEST_CASE("a session comes back to the host of its program, and lends its new wo
 TEST_CASE(
     "a session that was to leave its host goes on over shared memory, if its next worker is there, too") {
   Pool pool(3, true);
-  Above::reset();
-  pool.session().hookMoves(Above::hooks);
-  pool.setRegions({{0x1000, {3, 1}}, {0x2000, {4, 1}}});
+  Above::over(pool);
   pool.sayApart = true;
   pool.move();
   CHECK(pool.session().mapsMemory());
@@ -169,9 +167,7 @@ TEST_CASE(
 
 TEST_CASE("a session stays apart from its new worker's memory where the old one says so") {
   Pool pool(3, true);
-  Above::reset();
-  pool.session().hookMoves(Above::hooks);
-  pool.setRegions({{0x1000, {3, 1}}, {0x2000, {4, 1}}});
+  Above::over(pool);
   pool.mayShare = false;
   pool.apart = pool.sayApart = true;
   pool.move();
@@ -192,9 +188,7 @@ TEST_CASE("a session stays apart from its new worker's memory where the old one 
 
 TEST_CASE("a session whose new worker cannot use its memory stays, and goes over a network the next time") {
   Pool pool(3, true);
-  Above::reset();
-  pool.session().hookMoves(Above::hooks);
-  pool.setRegions({{0x1000, {3, 1}}, {0x2000, {4, 1}}});
+  Above::over(pool);
   pool.apart = pool.sayApart = true;
   pool.move();
   pool.apart = pool.sayApart = false;

@@ -137,7 +137,6 @@ std::optional<OpenFailure> check(const OpenRequest& request, ssize_t size) {
 }
 
 SessionWish wishOf(const OpenRequest& request) {
-  const bool named = (request.sessionHigh | request.sessionLow) != 0;
   return {request.rowsHash,
           field(request.transport),
           static_cast<uint32_t>(request.pid),
@@ -148,7 +147,7 @@ SessionWish wishOf(const OpenRequest& request) {
           request.left == 2,
           {},
           false,
-          named && request.mayShare != 0};
+          request.mayShare != 0};
 }
 
 struct Holder::Peer {
@@ -221,7 +220,7 @@ kj::Promise<void> Holder::open(Peer& peer, const OpenRequest& request) {
   peer.pause = wish.lost ? settings_.lostPause : settings_.suspendedPause;
   wish.transportNamed = !settings_.transport.empty() || (!wish.moves() && !wish.transport.empty());
   if (wish.transport.empty()) wish.transport = settings_.transport;
-  wish.mayShare = wish.mayShare && !wish.transportNamed && !isProtected();
+  wish.mayShare = wish.mayShare && wish.moves() && !wish.transportNamed && !isProtected();
   const pool::WorkerVersion client{request.rowsHash, schema::release()};
   if (!lease_) settings_.request.client = client;
   if (!lease_ && settings_.request.holder.empty())
