@@ -239,7 +239,12 @@ void Pool::resume(const Principal& who, const Id& id, uint32_t waitMs, uint64_t 
   if (record.change == Change::suspending || record.change == Change::storing) refuseNow(record);
   if (isMove(record.change) || record.change == Change::copying) return events_.resumed(id);
   if (record.change != Change::none) return;  // the answer follows
-  if (record.state == LeaseState::active) return events_.resumed(id);
+  if (record.state == LeaseState::active) {
+    // It counts as running since an order was sent. Was that lost, its server says so when it is back.
+    demandServer(record, record.primary(), what, now);
+    if (record.unheard) return sendResume(record);
+    return events_.resumed(id);
+  }
   const auto waits = std::find_if(waiters_.begin(), waiters_.end(), [&](const Waiter& one) {
     return one.resumes && one.request.id == id && resumeWanted(id);
   });

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <map>
 #include <stdexcept>
+#include <utility>
 
 #include "base/log.h"
 #include "base/options.h"
@@ -137,10 +138,10 @@ Supervisor::Child* Supervisor::firstDead() {
 }
 
 bool Supervisor::watch(std::string* why) {
+  bool died = false;
   for (;;) {
-    bool died = false;
-    if (interrupted(milliseconds(-1), &died)) return true;
-    if (!died) continue;
+    if (!died && interrupted(milliseconds(-1), &died)) return true;
+    if (!std::exchange(died, false)) continue;
     firstDead();
     for (Child* child : {&manager_, &server_}) {
       if (child->process.pid > 0) continue;
@@ -151,8 +152,8 @@ bool Supervisor::watch(std::string* why) {
         return false;
       }
       GPUPOOL_WARNING("the %s ended; starting it again (see %s)", child->role.c_str(), child->log.c_str());
-      bool more = false;
-      if (child->quickDeaths > 0 && interrupted(milliseconds(500 * child->quickDeaths), &more)) return true;
+      // Who dies meanwhile is looked for at once behind it.
+      if (child->quickDeaths > 0 && interrupted(milliseconds(500 * child->quickDeaths), &died)) return true;
       launch(*child);
     }
   }

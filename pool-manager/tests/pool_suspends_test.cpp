@@ -267,10 +267,21 @@ TEST_CASE_METHOD(Suspends, "an order to resume whose end is unknown keeps the me
   SECTION("the connection ends, and it is not") {
     pool->left("a", {1, 0}, false, now);
     CHECK(freeBytes() == 39 * kGiB);
+    // Nobody knows: it does not run because a command was sent.
+    CHECK(contains(refusal(1, true), "not connected"));
     pool->join(kAdmin, server("a", 1), {}, now);
+    CHECK(contains(refusal(1, true), "not yet said"));
     beat(1, {{1, 1}}, itIs);
     CHECK(state(1) == LeaseState::suspended);
     CHECK(stored(1) == LeaseState::suspended);
+    return;
+  }
+  SECTION("it does not answer, and a second command asks it again") {
+    pool->resumeFailed(order.id, order.number, "it does not answer", false, now);
+    resume(1);
+    REQUIRE(events.resumes.size() == 2);
+    pool->resumeFailed({1, 1}, events.resumes.back().number, "no room", true, now);
+    CHECK(state(1) == LeaseState::suspended);
     return;
   }
   SECTION("the manager dies, and it is resumed") {

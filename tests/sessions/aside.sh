@@ -30,15 +30,21 @@ memory_is_free() { [ "$(free_mib)" -ge "$1" ]; } 2>/dev/null
 # Processor time of a process and its threads, in microseconds.
 cpu_of() { cat /proc/"$1"/task/*/schedstat 2>/dev/null | awk '{ sum += $1 } END { print int(sum / 1000) }'; }
 worker() { session_workers | head -1; }
+ends() { # within a minute
+  local i
+  for ((i = 0; i < 600 * $(busy); ++i)); do kill -0 "$launched" 2>/dev/null || break; sleep 0.1; done
+  ! kill -0 "$launched" 2>/dev/null || fail "the program does not end: $(gpupool leases)"
+  wait "$launched"
+}
 ends_well() {
   touch "$folder/end"
-  wait "$launched"
+  ends
   status=$?
   check "exit status $status: $(cat "$folder/program.out" "$folder/program.err")" test "$status" -eq 0
   check "nothing on stderr: $(cat "$folder/program.err")" test ! -s "$folder/program.err"
 }
 ends_with() { # ends_with REGEX
-  wait "$launched"
+  ends
   status=$?
   check "exit status $status" test "$status" -ne 0
   check "one line on stderr" one_line "$(cat "$folder/program.err")" "$1"
@@ -215,8 +221,17 @@ until_true no_lease
 launch
 gpupool suspend "$lease" >/dev/null || fail "suspend"
 copier=$(pgrep -P "$(pid_of server)" -f -- --copier)
+# The manager takes a server for present that has stopped, and orders it to resume; nobody reads that.
+kill -STOP "$(pid_of server)"
+resumed &
+first=$!
+sleep 1
 kill -KILL "$(pid_of server)"
+wait "$first"
+status=$?
+check "the command whose order was lost fails: $status" test "$status" -ne 0
 check "the next one resumes it" until_true resumed
+check "it runs: $(gpupool leases)" is "$lease" active
 ends_well
 check "no lease is left" until_true no_lease
 down
