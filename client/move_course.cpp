@@ -20,6 +20,11 @@ bool MoveCourse::hear(NoticeType type, uint64_t effect, const schema::MovedBody&
       effect_ = effect;
       apart_ = type == NoticeType::prepareApart;
       return true;
+    case NoticeType::step:
+      if (stage_ != Stage::stopped) return stage_ == Stage::ending || leaving_;
+      stage_ = Stage::prepared;
+      steps_ = true;
+      return true;
     case NoticeType::drained:
     case NoticeType::drainedToShare:
       if (stage_ != Stage::stopped) return stage_ == Stage::ending || leaving_;

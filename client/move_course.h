@@ -4,6 +4,7 @@
 // lock.
 
 #include <cstdint>
+#include <utility>
 
 #include "schema/frame.h"
 
@@ -25,6 +26,8 @@ class MoveCourse {
   // A notice of the worker's. False: it does not fit, and changes nothing.
   bool hear(schema::NoticeType type, uint64_t effect, const schema::MovedBody& moved);
 
+  // The worker wants to have one more frame, and `stopped` said again. Asked once.
+  bool steps() { return std::exchange(steps_, false); }
   // stopped, quiet and going follow prepared, drained and moved. False: the move has ended meanwhile.
   bool reach(Stage stage);
   // The client cannot go where the worker wants to have it. False: the move is over already.
@@ -61,7 +64,7 @@ class MoveCourse {
  private:
   Stage stage_ = Stage::none;
   bool again_ = false, leaving_ = false, mute_ = false, held_ = false, mayShare_ = false, apart_ = false,
-       nextApart_ = false;
+       nextApart_ = false, steps_ = false;
   uint64_t effect_ = 0, nextEffect_ = 0;
   uint32_t epoch_ = 0;
 };

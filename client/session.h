@@ -275,6 +275,8 @@ class Session {
     constexpr size_t header = sizeof(schema::Frame) + (aside ? sizeof(schema::Notice) : 0);
     const size_t bytes = header + RowCodec<R>::measure(arguments);
     std::unique_lock lock(aside ? controlMutex_ : enqueueMutex_);
+    if constexpr (!aside)
+      if (__builtin_expect(steps_, 0)) holdBack(lock);
     std::byte* room = reserve(bytes, channel);
     bool unsent = false;
     if (__builtin_expect(room == nullptr, 0)) {
@@ -315,6 +317,8 @@ class Session {
     if (!unsent) connection_->commit(channel, bytes);
     if constexpr (aside) asides_.fetch_add(1, std::memory_order_release);
     if (__builtin_expect(statsOn_, 0)) count(R::name.view(), waiter != nullptr, bytes);
+    if constexpr (!aside)
+      if (__builtin_expect(steps_, 0)) stepped_.notify_all();
     return CUDA_SUCCESS;
   }
 
@@ -341,6 +345,7 @@ class Session {
   }
 
   static constexpr auto kTick = std::chrono::milliseconds(500);
+  static constexpr auto kStepBound = std::chrono::milliseconds(5);
   // Of all rows that are Unlogged.
   static constexpr char kSharing[] = "it shares memory or events with other processes";
   template <class R>
@@ -401,7 +406,13 @@ class Session {
   void hearMove(const schema::Notice& notice, const schema::MovedBody& moved);
   void startMover();
   void moveLoop();
-  void carryOutMove();
+  bool carryOutMove();
+  bool wantsStep();
+  void letOneGo();
+  void goOnSending();
+  // Before a frame, while a move lets one go: if another one has gone already, until the move has stopped the
+  // session again, and not for long.
+  void holdBack(std::unique_lock<std::mutex>& frames);
   void goOver();
   bool moveIsOver() const;
   bool mayNotSpeak() const;
@@ -503,6 +514,9 @@ class Session {
   std::mutex enqueueMutex_;  // the call channel
   std::mutex controlMutex_;  // the control channel: never waits behind a full call channel
   uint64_t seq_ = 0;
+  bool steps_ = false;      // under enqueueMutex_, as the next two: a move lets one frame go
+  uint64_t stepsFrom_ = 0;  // behind this one
+  std::condition_variable stepped_;
   std::atomic<uint64_t> asides_{0};        // number sent; written under controlMutex_
   std::atomic<uint64_t> asidesServed_{0};  // number served, from replies; written under replyMutex_
   std::atomic<uint64_t> received_{0};

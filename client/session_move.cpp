@@ -103,7 +103,9 @@ bool Session::leaveMove() {
 
 void Session::moveLoop() {
   while (true) {
-    carryOutMove();
+    bool stepped = false;
+    for (; carryOutMove(); stepped = true) letOneGo();
+    if (stepped) goOnSending();
     std::lock_guard lock(moveMutex_);
     moveChanged_.notify_all();
     if (course_.end()) continue;
@@ -139,7 +141,8 @@ bool Session::mayNotSpeak() const {
 
 bool Session::awaitStage(Stage stage) {
   std::unique_lock lock(moveMutex_);
-  while (course_.stage() != stage && !course_.over()) moveChanged_.wait_for(lock, kTick);
+  const auto before = static_cast<Stage>(static_cast<int>(stage) - 1);
+  while (course_.stage() == before) moveChanged_.wait_for(lock, kTick);
   return course_.stage() == stage;
 }
 
@@ -190,24 +193,52 @@ bool Session::mayGoApart() {
   return false;
 }
 
-// Each line holds back more of the other threads, in the order in which they may wait for one another.
-void Session::carryOutMove() {
-  if (!mayGoApart()) return;
+bool Session::wantsStep() {
+  std::lock_guard lock(moveMutex_);
+  return course_.steps();
+}
+
+// The device waits for what the program calls next. No other frame goes before the next attempt to stop has
+// begun, unless a thread that is inside `named`, which is waited for there, must send more.
+void Session::letOneGo() {
+  constexpr std::chrono::milliseconds kComes{20};
+  std::unique_lock frames(enqueueMutex_);
+  steps_ = true;
+  stepsFrom_ = seq_;
+  for (transport::TimeLeft time(kComes); seq_ == stepsFrom_ && time.any() && !moveIsOver();)
+    stepped_.wait_for(frames, time.left());
+}
+
+void Session::holdBack(std::unique_lock<std::mutex>& frames) {
+  if (seq_ == stepsFrom_ || Transfers::isInside()) return;
+  for (transport::TimeLeft time(kStepBound); steps_ && time.any();) stepped_.wait_for(frames, time.left());
+}
+
+void Session::goOnSending() {
+  std::lock_guard frames(enqueueMutex_);
+  if (std::exchange(steps_, false)) stepped_.notify_all();
+}
+
+// Each line holds back more of the other threads, in the order in which they may wait for one another. True:
+// the worker wants to have one more frame first.
+bool Session::carryOutMove() {
+  if (!mayGoApart()) return false;
   const auto cancelled = [this] { return moveIsOver(); };
   const Transfers::Closed named(transfers_, Transfers::named, cancelled);
-  if (!named) return;
+  if (!named) return false;
   std::lock_guard frames(enqueueMutex_);
   const bool shared = mapsMemory_;
+  if (std::exchange(steps_, false)) stepped_.notify_all();
   {
     std::lock_guard control(controlMutex_);
-    if (!sayStage(Stage::stopped, NoticeType::stopped, seq_)) return;
+    if (!sayStage(Stage::stopped, NoticeType::stopped, seq_)) return false;
   }
-  if (!awaitStage(Stage::drained)) return;
+  if (!awaitStage(Stage::drained)) return wantsStep();
   if (const MoveHooks* hooks = moveHooks_;
       hooks != nullptr && hooks->settle != nullptr && !shared && mayShare())
     hooks->settle();
   const Transfers::Closed alone(transfers_, Transfers::alone, cancelled);
-  if (!alone) return;
+  if (!alone) return false;
   std::unique_lock control(controlMutex_);
   setStill(kMoving, true);
   if (log_ != nullptr) log_->cut(seq_, asides_.load(std::memory_order_relaxed));
@@ -221,6 +252,7 @@ void Session::carryOutMove() {
   setStill(kMoving, false);
   control.unlock();
   if (const MoveHooks* hooks = moveHooks_; shared && !mapsMemory_ && hooks != nullptr) bring(*hooks);
+  return false;
 }
 
 // No frame may come before it, so without it there is none.

@@ -158,6 +158,7 @@ void Session::handleNotice(std::span<const std::byte> message) {
       break;
     case NoticeType::prepare:
     case NoticeType::prepareApart:
+    case NoticeType::step:
     case NoticeType::drained:
     case NoticeType::drainedToShare:
     case NoticeType::moved:

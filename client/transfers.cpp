@@ -27,6 +27,8 @@ Transfers::Inside::~Inside() {
   transfers_->leave(kind_);
 }
 
+bool Transfers::isInside() { return insideDepth != 0; }
+
 Transfers::Exempt::Exempt() { ++insideDepth; }
 Transfers::Exempt::~Exempt() { --insideDepth; }
 

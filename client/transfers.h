@@ -47,6 +47,9 @@ class Transfers {
     Exempt& operator=(const Exempt&) = delete;
   };
 
+  // The calling thread is inside, of whatever kind, or exempt.
+  static bool isInside();
+
   // A thread that is inside, and waits for the session to go on at another worker: what it has read of the
   // old one's names is worth nothing behind it.
   class Outside {

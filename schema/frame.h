@@ -17,7 +17,7 @@
 
 namespace gpupool::schema {
 
-inline constexpr uint32_t kProtocolVersion = 6;  // of all of this and hello.h; part of rowsHash() (rows.h)
+inline constexpr uint32_t kProtocolVersion = 7;  // of all of this and hello.h; part of rowsHash() (rows.h)
 
 struct Frame {
   enum Flag : uint32_t {
@@ -80,6 +80,9 @@ enum class NoticeType : uint32_t {
   // pages for that (ClientHello.lends). Before `quiet` the client asks for what kernels have written to
   // mirrors.
   drainedToShare = 15,
+  // Behind `stopped`: some device waits for what the program calls next. The client lets one frame go, or, if
+  // none comes within some milliseconds, none, and answers `stopped` again.
+  step = 16,
   // client -> worker
   callbackDone = 64,
   goodbye = 65,  // the client ends in order
@@ -97,7 +100,8 @@ enum class NoticeType : uint32_t {
 //
 //   old worker -> client   prepare     or prepareApart
 //   client -> old worker   stopped     behind the last frame; no thread of the client sends a frame from here
-//                                      on. Host functions and aside calls go on: work under way may need them
+//                                      on. Host functions and aside calls go on: work under way may need them.
+//                                      `step` and `stopped` may follow any number of times
 //   old worker -> client   drained     every frame is served, every device idle, no host function runs; or
 //                                      drainedToShare
 //   client -> old worker   quiet       behind the last message of the control channel

@@ -210,6 +210,52 @@ TEST_CASE("a session whose new worker cannot use its memory stays, and goes over
   pool.finish();
 }
 
+TEST_CASE("a session that is to stop lets frames go one by one when it is asked to") {
+  Pool pool(3);
+  pool.lead(Stage::stopped);
+  const auto served = [&] {
+    std::lock_guard lock(pool.served.mutex);
+    return pool.served.frames;
+  };
+  uint64_t before = served(), frames = 0, gone = 0;
+  for (int i = 0; i < 50; ++i) {
+    pool.old->say(NoticeType::step);
+    REQUIRE(pool.old->hears(NoticeType::stopped, &frames));
+    REQUIRE(eventually([&] { return served() == frames; }));
+    gone += frames - before;
+    before = frames;
+  }
+  CHECK(gone > 0);
+  CHECK(gone < 50 * 50);  // at most one of each thread, unless that is kept from running for a while
+  pool.old->say(NoticeType::drained);
+  uint64_t asides = 0;
+  REQUIRE(pool.old->hears(NoticeType::quiet, &asides));
+  CHECK(served() == frames);
+  pool.old->sayMoved(++pool.epoch);
+  REQUIRE(pool.old->hears(NoticeType::left));
+  pool.settleDial();
+  CHECK(pool.goesOn());
+  pool.finish();
+}
+
+TEST_CASE("a session that is asked for a frame, and sends none, says that it has stopped all the same") {
+  Pool pool(0);
+  pool.lead(Stage::stopped);
+  for (int i = 0; i < 3; ++i) {
+    uint64_t frames = 1;
+    pool.old->say(NoticeType::step);
+    REQUIRE(pool.old->hears(NoticeType::stopped, &frames));
+    CHECK(frames == 0);
+  }
+  pool.old->say(NoticeType::step);
+  pool.stay();  // before it has stopped again, or behind that
+  while (pool.old->hears(NoticeType::stopped, nullptr, 100ms)) {
+  }
+  pool.move();
+  CHECK(pool.seam->moves() == 1);
+  pool.finish();
+}
+
 TEST_CASE("a session that stays goes on, whenever it is told") {
   Pool pool;
   for (int round = 0; round < 3; ++round)

@@ -69,9 +69,13 @@ void disturb(Session& session, Suspender& suspender, uint64_t seed, bool moves, 
     ask();
     plan->next = plan->frame + draw(*plan, moves);
     if (moves) return awaitStop(session, suspender, seen, stops);
-    const bool ran = suspender.awaitCycle(seen, kBound);
+    const auto until = std::chrono::steady_clock::now() + kBound;
+    bool ran = false;
+    // A device that waits for this frame, or one behind it, is not idle before.
+    while (!ran && !session.stopping() && !session.gate().lets() && std::chrono::steady_clock::now() < until)
+      ran = suspender.awaitCycle(seen, kLookForStop);
     GPUPOOL_INFO("disturbed before frame %llu: %s", static_cast<unsigned long long>(plan->frame),
-                 ran ? "suspended and resumed" : "no answer");
+                 ran ? "suspended and resumed" : "not yet suspended and resumed");
   });
 }
 

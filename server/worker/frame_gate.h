@@ -1,5 +1,6 @@
 #pragma once
-// The executor passes the gate before each frame; while it is closed, no frame is begun.
+// The executor passes the gate before each frame; while it is closed, no frame is begun but one that is let
+// through by itself.
 //
 // Every launch passes here, so that side pays as little as can be: a store and a load, ordered by the
 // compiler alone where the other side can make all threads meet a barrier (transports/waiting.h).
@@ -8,6 +9,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <utility>
 
 #include "transports/waiting.h"
 
@@ -29,14 +31,20 @@ class FrameGate {
     return false;
   }
   void leave() { inside_.store(false, std::memory_order_release); }
-  // Until it is opened or cut, for `time` at most.
-  void awaitOpen(std::chrono::milliseconds time) {
+  // Until it is opened or cut, for `time` at most. True: the caller alone is let in meanwhile, and is inside.
+  bool awaitOpen(std::chrono::milliseconds time) {
     std::unique_lock lock(mutex_);
     // It may have been opened since: nobody would take back that a frame waits.
-    if (!closed_.load(std::memory_order_acquire)) return;
+    if (!closed_.load(std::memory_order_acquire)) return false;
     wanted_ = true;
     changed_.notify_all();
-    changed_.wait_for(lock, time, [this] { return cut_ || !closed_.load(std::memory_order_acquire); });
+    changed_.wait_for(lock, time,
+                      [this] { return cut_ || letsOne_ || !closed_.load(std::memory_order_acquire); });
+    if (cut_ || !letsOne_) return false;
+    inside_.store(true, std::memory_order_release);
+    wanted_ = letsOne_ = false;
+    changed_.notify_all();
+    return true;
   }
 
   // --- any other thread, one at a time
@@ -58,6 +66,19 @@ class FrameGate {
     }
     changed_.notify_all();
   }
+  // One frame goes through the closed gate: one that stands before it, or comes within `time`. False: none.
+  bool letOne(std::chrono::milliseconds time) {
+    std::unique_lock lock(mutex_);
+    letsOne_ = true;
+    changed_.notify_all();
+    changed_.wait_for(lock, time, [this] { return !letsOne_ || cut_; });
+    return !std::exchange(letsOne_, false);
+  }
+  // Tests: somebody waits for that frame.
+  bool lets() {
+    std::lock_guard lock(mutex_);
+    return letsOne_;
+  }
   // A frame stands before the closed gate. Waits until one does, for `time` at most.
   bool awaitWanted(std::chrono::milliseconds time) {
     std::unique_lock lock(mutex_);
@@ -78,7 +99,7 @@ class FrameGate {
   std::atomic<bool> inside_{false}, closed_{false};
   std::mutex mutex_;
   std::condition_variable changed_;
-  bool cut_ = false, wanted_ = false;  // under mutex_
+  bool cut_ = false, wanted_ = false, letsOne_ = false;  // under mutex_
 };
 
 }  // namespace gpupool::server

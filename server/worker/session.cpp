@@ -355,7 +355,7 @@ void Session::besideLoop() {
 bool Session::passGate() {
   if (__builtin_expect(beforeFrame_ != nullptr, 0)) beforeFrame_();
   while (!gate_.enter()) {
-    gate_.awaitOpen(kTick);
+    if (gate_.awaitOpen(kTick)) return true;
     if (!waitsFor(*connection_, stopping_)) return false;
   }
   return true;

@@ -96,6 +96,10 @@ class Session {
   // No call is under way on a thread beside, nor waits for one. With the gate closed and empty this stays so.
   bool besideIdle();
   size_t hostFunctionsOpen();
+  // Its devices may wait for what the program calls next: a stream for a value that it has yet to write, or a
+  // host function for another call.
+  bool mayWaitForProgram() { return waitsForValues_ || hostFunctionsOpen() != 0; }
+  void noteWaitForValue() { waitsForValues_ = true; }
   // The client is told, and the watchers of words sleep or wake. The device is idle.
   void setSuspended(bool suspended);
   // By device of the lease: what a suspended session keeps there, besides contexts and code.
@@ -123,6 +127,8 @@ class Session {
   // are served; it sends nothing at all any more. "" or why not.
   // apart: the session goes on where its client shares no memory with the worker.
   std::string stopClient(const Until& deadline, bool apart = false);
+  // Behind it, any number of times: it sends one more frame, or none for some milliseconds, and stops again.
+  std::string stepClient(const Until& deadline);
   // goes: to another worker, and not into a file.
   std::string quietClient(const Until& deadline, bool goes);
   uint64_t clientStops() const { return clientStops_; }  // tests: how often it has stopped
@@ -304,6 +310,7 @@ class Session {
                    const std::function<void(uint64_t)>& committing = nullptr);
   bool sayStay(const Until& deadline);
   bool isEnding() const;
+  std::string awaitStopped(const Until& deadline);
   std::string whyNotTold() const;  // after noticeUntil said no
   void controlLoop();
   // False: the session is over.
@@ -391,6 +398,7 @@ class Session {
   std::atomic<bool> reclaimedSpare_{false};
 
   FrameGate gate_;
+  std::atomic<bool> waitsForValues_{false};  // some stream or graph has
   std::function<void()> beforeFrame_;
   std::function<void(const ClientLog&)> heardLog_;
   std::atomic<uint64_t> checkpointsKept_{0};

@@ -47,8 +47,20 @@ std::string Session::stopClient(const Until& deadline, bool apart) {
     asked_ = number;
     prepared_ = true;
   });
+  return told ? awaitStopped(deadline) : whyNotTold();
+}
+
+std::string Session::stepClient(const Until& deadline) {
+  {
+    std::lock_guard lock(moveMutex_);
+    stoppedAt_ = std::nullopt;
+  }
+  return noticeUntil(NoticeType::step, deadline) ? awaitStopped(deadline) : whyNotTold();
+}
+
+std::string Session::awaitStopped(const Until& deadline) {
   std::unique_lock lock(moveMutex_);
-  while (told && !stopping_) {
+  while (!stopping_) {
     if (stoppedAt_ && lastSeq_ >= *stoppedAt_) return "";
     if (left_) return "the program cannot go on over a network; it has said why on its stderr";
     if (deadline.over()) return stoppedAt_ ? "frames of the program are still under way" : kSaysNothing;

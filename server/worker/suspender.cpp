@@ -101,7 +101,7 @@ bool Suspender::awaitCycle(uint64_t seen, std::chrono::milliseconds time) {
   const auto over = [&] { return carriedOut_ > seen && !suspended_ && orders_.empty(); };
   std::unique_lock lock(mutex_);
   while (!over() && !ending_ && !session_.stopping() && Clock::now() < deadline)
-    changed_.wait_for(lock, std::chrono::milliseconds(100), over);
+    changed_.wait_until(lock, std::min(deadline, Clock::now() + std::chrono::milliseconds(100)), over);
   return over();
 }
 

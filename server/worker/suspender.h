@@ -8,6 +8,7 @@
 // capture is open, the copier has no room) opens the gate again. So does what fails later, once the pieces
 // that the copier has are back; only if they cannot be, the session ends. A capture cannot be waited for with
 // the gate closed, and streams of one cannot be asked anything: the gate closes only when none is open.
+// Nor can a device be waited for that waits for one of the next frames: those go one by one (steps.h).
 //
 // To move: what needs no memory goes ahead (session_state.h). Then the client stops sending, then all this,
 // and the other worker takes the copier's pieces over (session_state.h); a worker of other devices has it
@@ -35,6 +36,7 @@
 #include "server/worker/parallel_sockets.h"
 #include "server/worker/session.h"
 #include "server/worker/session_pages.h"
+#include "server/worker/steps.h"
 #include "server/worker_process.h"
 
 namespace gpupool::server {
@@ -132,12 +134,18 @@ class Suspender {
   SuspendOutcome goAside(Order& order);
   SuspendOutcome comeBack();
   // "" when no frame or call beside is under way, no capture is open and the device is idle; the gate is
-  // closed then. Else why not; it is open.
-  // waits: for a capture to end, too.
-  std::string quiesce(const Until& deadline, bool waits = true);
-  std::string awaitFrames(const Until& deadline);
-  std::string awaitDevice(const Until& deadline);
-  std::string awaitCopies(const Until& deadline);
+  // closed then. Else why not; it is open. Where the device waits for what the program calls next, calls go
+  // through one by one. clientStopped: the client sends only what it is asked for, and a capture is not
+  // waited for.
+  std::string quiesce(const Until& deadline, bool clientStopped = false);
+  enum class Still { yes, call, capture, shared, busy, fault, copies };
+  Still lookStill(const Until& look, const Until& deadline);
+  Still awaitDevice(const Until& look);
+  void beginIdle();
+  Still awaitCopies(const Until& deadline);
+  std::string whyNotStill(Still still);
+  void letCallsGo();
+  std::string letOneGo(const Until& deadline, bool clientStopped, Steps& steps, Still still);
   std::string whatRuns();
   template <class Ask>
   void askStreams(Ask&& ask);
@@ -152,6 +160,7 @@ class Suspender {
   ReportMove reportMove_;
   std::unique_ptr<CopierLink> link_;  // while suspended
   std::shared_ptr<Idle> idle_;        // a wait for the device that was given up, and goes on
+  CUresult fault_ = CUDA_SUCCESS;     // what the last one that was not given up came to
   uint64_t movedBytes_ = 0;           // thread_'s own
   SentPages sent_;                    // likewise
   mutable std::mutex mutex_;

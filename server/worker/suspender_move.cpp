@@ -118,7 +118,7 @@ std::string Suspender::standStill(const Until& deadline, bool apart, bool goes) 
     const std::string moves = session_.stopClient(deadline, apart);
     // With no time left for another look, what the last one saw is still the reason.
     if (!moves.empty()) return first || stopping() ? moves : why;
-    why = quiesce(deadline, false);
+    why = quiesce(deadline, true);
   }
   if (!why.empty()) return why;
   why = session_.quietClient(deadline, goes);

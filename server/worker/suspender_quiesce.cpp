@@ -17,31 +17,84 @@ struct Suspender::Idle {
   CUresult status = CUDA_SUCCESS;
 };
 
-std::string Suspender::quiesce(const Until& deadline, bool waits) {
-  FrameGate& gate = session_.gate();
+std::string Suspender::quiesce(const Until& deadline, bool clientStopped) {
+  Steps steps(Clock::now(), deadline.left());
   std::string why;
-  for (bool first = true; first || (waits && !deadline.over()); first = false) {
-    gate.close();
-    why = awaitFrames(deadline);
-    if (why.empty() && !captureOpen()) {
-      why = session_.shared() != 0 ? session_.whyShared() : awaitDevice(deadline);
-      if (why.empty()) why = awaitCopies(deadline);
-      if (why.empty()) return "";
-      break;
+  session_.gate().close();
+  while (why.empty()) {
+    const bool mayStep = session_.mayWaitForProgram();
+    const Still still = lookStill(deadline.sooner(steps.next(Clock::now(), mayStep)), deadline);
+    if (still == Still::yes) {
+      if (steps.count() != 0)
+        GPUPOOL_INFO("the device was waiting for the program: %u calls went one by one", steps.count());
+      return "";
     }
-    if (!why.empty()) break;
-    why = kCaptureOpen;
-    gate.open();
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const bool waits = still == Still::call || still == Still::busy;
+    if (stopping()) {
+      why = "the session is ending";
+    } else if (deadline.over() || (!waits && (still != Still::capture || clientStopped))) {
+      why = whyNotStill(still);  // a client that has stopped cannot end a capture
+      if (waits && steps.count() != 0)
+        why += "; it was not idle between " + std::to_string(steps.count()) + " calls that went one by one";
+    } else if (!waits) {
+      letCallsGo();
+    } else if (mayStep && steps.due(Clock::now())) {
+      why = letOneGo(deadline, clientStopped, steps, still);
+    }
   }
-  gate.open();
-  return stopping() ? "the session is ending" : why;
+  session_.gate().open();
+  return why;
 }
 
-std::string Suspender::awaitFrames(const Until& deadline) {
+void Suspender::letCallsGo() {
+  session_.gate().open();
+  std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  session_.gate().close();
+}
+
+// Of a client that has stopped none stands at the gate. "", or it has not stopped again, and the time is
+// over.
+std::string Suspender::letOneGo(const Until& deadline, bool clientStopped, Steps& steps, Still still) {
+  constexpr std::chrono::milliseconds kComes{20}, kSoon{1000};
+  FrameGate& gate = session_.gate();
+  if (!clientStopped) {
+    if (gate.letOne(kComes)) steps.gone();
+    return "";
+  }
+  const auto began = Clock::now();
+  const uint64_t before = session_.admitted();
+  gate.open();
+  const std::string why = session_.stepClient(deadline);
+  gate.close();
+  if (session_.admitted() != before) steps.gone();
+  return why.empty() || Clock::now() > began + kSoon ? why : whyNotStill(still);
+}
+
+// The gate is closed.
+Suspender::Still Suspender::lookStill(const Until& look, const Until& deadline) {
   const auto done = [this] { return (session_.gate().empty() && session_.besideIdle()) || stopping(); };
-  if (lookUntil(deadline, done)) return stopping() ? "the session is ending" : "";
-  return "a call of the program is still under way in the driver" + whatRuns();
+  if (!lookUntil(look, done) || stopping()) return Still::call;
+  if (captureOpen()) return Still::capture;
+  if (session_.shared() != 0) return Still::shared;
+  const Still still = awaitDevice(look);
+  return still == Still::yes ? awaitCopies(deadline) : still;
+}
+
+std::string Suspender::whyNotStill(Still still) {
+  switch (still) {
+    case Still::call:
+      return "a call of the program is still under way in the driver" + whatRuns();
+    case Still::capture:
+      return kCaptureOpen;
+    case Still::shared:
+      return session_.whyShared();
+    case Still::fault:
+      return "its GPU reports a fault: " + session_.driver().describe(fault_);
+    case Still::copies:
+      return "what its GPU has copied is still on its way to the program";
+    default:
+      return "its GPU is still busy" + whatRuns();
+  }
 }
 
 // Each stream with its own context current: without one, the driver answers nothing.
@@ -70,28 +123,30 @@ bool Suspender::captureOpen() {
   return open;
 }
 
-std::string Suspender::awaitDevice(const Until& deadline) {
-  const auto finished = [&] {
+// A wait that was given up may have passed a context that has work again: another one follows it.
+Suspender::Still Suspender::awaitDevice(const Until& look) {
+  while (true) {
+    if (idle_ == nullptr) beginIdle();
     std::unique_lock lock(idle_->mutex);
-    idle_->changed.wait_until(lock, deadline.next(std::chrono::milliseconds(100)),
-                              [&] { return idle_->done; });
-    return idle_->done;
-  };
-  const auto wait = [&] {
-    while (!finished())
-      if (deadline.over() || stopping()) {
-        std::lock_guard lock(idle_->mutex);
+    const auto wake = [&] { return idle_->done; };
+    while (!idle_->changed.wait_until(lock, look.next(std::chrono::milliseconds(100)), wake))
+      if (look.over() || stopping()) {
         idle_->givenUp = true;
-        return idle_->done;
+        return Still::busy;
       }
-    return true;
-  };
+    const bool whole = !idle_->givenUp;
+    fault_ = idle_->status;
+    lock.unlock();
+    idle_ = nullptr;
+    if (whole) return fault_ == CUDA_SUCCESS ? Still::yes : Still::fault;
+  }
+}
+
+void Suspender::beginIdle() {
   std::vector<CUcontext> contexts;
   session_.objects().forEach(HandleKind::context, [&](uint64_t, uint64_t real) {
     contexts.push_back(reinterpret_cast<CUcontext>(real));
   });
-  // One that was given up earlier may have passed a context that has work again.
-  if (idle_ != nullptr && !wait()) return "its GPU has been busy since the last attempt" + whatRuns();
   idle_ = std::make_shared<Idle>();
   std::thread([idle = idle_, contexts = std::move(contexts), &driver = session_.driver()] {
     relaxCaptures(driver);
@@ -108,17 +163,12 @@ std::string Suspender::awaitDevice(const Until& deadline) {
     idle->done = true;
     idle->changed.notify_all();
   }).detach();
-  if (!wait()) return stopping() ? "the session is ending" : "its GPU is still busy" + whatRuns();
-  const CUresult status = idle_->status;
-  idle_ = nullptr;
-  return status == CUDA_SUCCESS ? "" : "its GPU reports a fault: " + session_.driver().describe(status);
 }
 
 // What the idle device has copied for the program is on its way to it: the session is nowhere whole before.
-std::string Suspender::awaitCopies(const Until& deadline) {
-  if (lookUntil(deadline, [this] { return session_.words().settled() || stopping(); }))
-    return stopping() ? "the session is ending" : "";
-  return "what its GPU has copied is still on its way to the program";
+Suspender::Still Suspender::awaitCopies(const Until& deadline) {
+  const bool settled = lookUntil(deadline, [this] { return session_.words().settled() || stopping(); });
+  return settled && !stopping() ? Still::yes : Still::copies;
 }
 
 // For people: what keeps the device from being idle, as far as can be told. No capture is open.

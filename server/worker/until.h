@@ -13,6 +13,8 @@ class Until {
   // givenUp: set by any thread; outlives this object. Who waits looks at it again and again.
   Until(Clock::time_point at, const std::atomic<bool>* givenUp = nullptr) : at_(at), givenUp_(givenUp) {}
   bool over() const { return Clock::now() >= at_ || (givenUp_ != nullptr && givenUp_->load()); }
+  Clock::duration left() const { return at_ - Clock::now(); }
+  Until sooner(Clock::time_point at) const { return {std::min(at_, at), givenUp_}; }
   // For a wait that looks again after `step`.
   Clock::time_point next(Clock::duration step) const { return std::min(at_, Clock::now() + step); }
 

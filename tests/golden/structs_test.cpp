@@ -35,7 +35,7 @@ void put(char (&field)[N], const char* text) {
 }  // namespace
 
 TEST_CASE("the protocol's version and magic numbers") {
-  CHECK(kProtocolVersion == 6);
+  CHECK(kProtocolVersion == 7);
   CHECK(kClientMagic == 0x47504331);
   CHECK(kWorkerMagic == 0x47505731);
   CHECK(holder::kMagic == 0x47505531);

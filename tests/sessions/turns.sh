@@ -58,6 +58,21 @@ ends_well other
 echo >"$folder/go"
 ends_well idle
 
+if [ -x "$programs/waits_for_calls" ]; then
+  case_of "one whose GPU waits nearly always for the program's own next call lets others have their turns"
+  until_true no_lease
+  "$bin/gpupool" run --transport "$transport" --memory 1200MiB -- "${launcher[@]}" "$programs/waits_for_calls" --gap 20 \
+    --until "$folder/waits.end" >"$folder/waits.out" 2>"$folder/waits.err" &
+  pid[waits]=$!
+  started+=($!)
+  until_true grep -q waits "$folder/waits.out" || fail "it does not run: $(cat "$folder/waits.err")"
+  work other 1200MiB --mib 4 --until "$folder/waits.end" --pause 10
+  check "both have their turns: $(gpupool leases)" until_true has_turned 6
+  touch "$folder/waits.end"
+  ends_well waits
+  ends_well other
+fi
+
 case_of "one that does nothing is killed while it is aside"
 until_true no_lease
 work idle 1200MiB --mib 4 --rounds 3 --ready <"$folder/go"

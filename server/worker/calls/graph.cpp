@@ -282,8 +282,10 @@ bool ownsOperations(Session& session, const std::vector<CUstreamBatchMemOpParams
   return std::all_of(operations.begin(), operations.end(), [&](const CUstreamBatchMemOpParams& one) {
     switch (one.operation) {
       case CU_STREAM_MEM_OP_WAIT_VALUE_32:
+        session.noteWaitForValue();
         return session.space().owns(one.waitValue.address, 4);
       case CU_STREAM_MEM_OP_WAIT_VALUE_64:
+        session.noteWaitForValue();
         return session.space().owns(one.waitValue.address, 8);
       case CU_STREAM_MEM_OP_WRITE_VALUE_32:
         return session.space().owns(one.writeValue.address, 4);

@@ -157,10 +157,11 @@ void printed(Session& session, Call& call) {
   served.close(CUDA_SUCCESS);
 }
 
-template <class R, auto Member, size_t Width>
+template <class R, auto Member, size_t Width, bool waits>
 void memoryOperation(Session& session, Call& call) {
   Served<R> served(session, call);
   if (!served.open()) return;
+  if (waits) session.noteWaitForValue();
   bool ours = session.space().owns(served.template get<"addr">().value(), Width);
   served.close(ours ? served.invoke(session.driver().*Member) : CUDA_ERROR_INVALID_VALUE);
 }
@@ -220,12 +221,12 @@ void addStreamHandlers(HandlerTable& table) {
   table.add<CaptureInfo>(&captureInfo);
   table.add<BeginCapture>(&beginCapture);
   table.add<BeginCaptureToGraph>(&beginCaptureToGraph);
-#define MEMORY_OPERATION(function, width) \
-  table.add<GPUPOOL_ROW(function)>(&memoryOperation<GPUPOOL_ROW(function), &Driver::function, width>);
-  MEMORY_OPERATION(cuStreamWaitValue32_v2, 4)
-  MEMORY_OPERATION(cuStreamWaitValue64_v2, 8)
-  MEMORY_OPERATION(cuStreamWriteValue32_v2, 4)
-  MEMORY_OPERATION(cuStreamWriteValue64_v2, 8)
+#define MEMORY_OPERATION(function, width, waits) \
+  table.add<GPUPOOL_ROW(function)>(&memoryOperation<GPUPOOL_ROW(function), &Driver::function, width, waits>);
+  MEMORY_OPERATION(cuStreamWaitValue32_v2, 4, true)
+  MEMORY_OPERATION(cuStreamWaitValue64_v2, 8, true)
+  MEMORY_OPERATION(cuStreamWriteValue32_v2, 4, false)
+  MEMORY_OPERATION(cuStreamWriteValue64_v2, 8, false)
 #undef MEMORY_OPERATION
 }
 

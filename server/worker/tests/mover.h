@@ -27,8 +27,14 @@ inline Client::Wire overNetwork(Client::Wire inner) {
 class Course {
  public:
   // stopped: called when it has said that it sends nothing more.
-  explicit Course(Client& client, NoticeType answer = NoticeType::left, std::function<void()> stopped = {})
-      : client_(client), answer_(answer), stopped_(std::move(stopped)), thread_([this] { run(); }) {}
+  // stepped: called when it is asked for one more frame.
+  explicit Course(Client& client, NoticeType answer = NoticeType::left, std::function<void()> stopped = {},
+                  std::function<void()> stepped = {})
+      : client_(client),
+        answer_(answer),
+        stopped_(std::move(stopped)),
+        stepped_(std::move(stepped)),
+        thread_([this] { run(); }) {}
   ~Course() { thread_.join(); }
   // What comes from now on concerns it no more, unless it has been asked to stop.
   void isOver() { over_ = true; }
@@ -51,7 +57,7 @@ class Course {
     client_.wire->commit(Channel::control, out.span().size());
   }
   void run() {
-    for (int looks = 0; looks < 400; ++looks) {
+    for (const auto end = std::chrono::steady_clock::now() + kLong; std::chrono::steady_clock::now() < end;) {
       const bool unheard = over_ && asked_ == 0;
       const auto message = client_.wire->receive(Channel::control, within(50));
       if (message.empty() && unheard) return;
@@ -63,6 +69,12 @@ class Course {
         asked_ = header.effect;
         say(NoticeType::stopped, schema::StoppedBody{client_.seq});
         if (stopped_) stopped_();
+      } else if (header.type == NoticeType::step) {
+        if (stepped_)
+          stepped_();
+        else
+          std::this_thread::sleep_for(1ms);
+        say(NoticeType::stopped, schema::StoppedBody{client_.seq});
       } else if (header.type == NoticeType::output) {
         printed_ += schema::Reader(message.subspan(sizeof header)).text();
       } else if (header.type == NoticeType::drained || header.type == NoticeType::drainedToShare) {
@@ -78,7 +90,7 @@ class Course {
 
   Client& client_;
   const NoticeType answer_;
-  const std::function<void()> stopped_;
+  const std::function<void()> stopped_, stepped_;
   std::string printed_;
   std::atomic<bool> over_{false};
   uint64_t asked_ = 0;

@@ -89,7 +89,7 @@ struct Moving {
       FileFacts facts;
       takeDown(socket, file, facts);
     });
-    Course course(client, NoticeType::left, std::move(stopped));
+    Course course(client, NoticeType::left, std::move(stopped), stepped);
     mover.beginCopy(mine, drain);
     why = mover.outcome().error;
     printed = course.printed();
@@ -104,6 +104,7 @@ struct Moving {
   Client client;
   Mover mover;
   std::string printed;
+  std::function<void()> stepped;  // as Course has it
 };
 
 }  // namespace
@@ -125,6 +126,28 @@ TEST_CASE("moving: a stream that waits for a frame not yet sent keeps the sessio
   }
   client.post(ROW("cuMemsetD32Async"), Arguments().value(flag).value(1).value(1).value(kOther));
   CHECK(moving.copy() == "");
+  CHECK(moving.goesOn());
+}
+
+TEST_CASE("moving: a stream that waits for a frame that comes when the client is asked for one") {
+  Moving moving;
+  Client& client = moving.client;
+  const uint64_t flag = client.space().deviceBase + 4 * kMiB;
+  moving.run(ROW("sessionExtentMap"), Arguments().value(0).value(flag).value(2 * kMiB));
+  moving.run(ROW("cuMemsetD32Async"), Arguments().value(flag).value(0).value(1).value(kOther));
+  moving.run(ROW("sessionDrain"), Arguments().value(0).value(1));
+  client.post(ROW("cuStreamWaitValue32_v2"),
+              Arguments().value(kStream).value(flag).value(1).value(CU_STREAM_WAIT_VALUE_EQ));
+  unsigned steps = 0;
+  // The first brings nothing, and the second not what is waited for.
+  moving.stepped = [&] {
+    if (++steps == 2)
+      client.post(ROW("cuMemsetD32Async"), Arguments().value(flag).value(2).value(1).value(kOther));
+    if (steps == 3)
+      client.post(ROW("cuMemsetD32Async"), Arguments().value(flag).value(1).value(1).value(kOther));
+  };
+  CHECK(moving.copy() == "");
+  CHECK(steps >= 3);
   CHECK(moving.goesOn());
 }
 

@@ -110,6 +110,68 @@ TEST_CASE("a device that is not idle in time: the session goes on") {
   CHECK(memory.right());
 }
 
+// A stream waits for a value that a later frame writes, again and again: the frames are all there, and the
+// device is idle between any two of these.
+TEST_CASE("a device that waits for what the program calls next is suspended between its calls") {
+  Client client;
+  client.open();
+  makeStream(client);
+  constexpr uint64_t kOther = makeHandle(handles::Kind::stream, 2, 1);
+  REQUIRE(
+      client.await(ROW("cuStreamCreateWithPriority"), Arguments().value(kOther).value(1).value(0)).status() ==
+      CUDA_SUCCESS);
+  Memory memory(client);
+  Copier copier;
+  Suspended session(client);
+  const uint64_t flag = memory.extents[0].first + 4;  // no word that `right` looks at
+  const auto waitFor = [&](uint32_t value) {
+    client.post(ROW("cuStreamWaitValue32_v2"),
+                Arguments().value(kStream).value(flag).value(value).value(CU_STREAM_WAIT_VALUE_GEQ));
+  };
+  const auto write = [&](uint32_t value) {
+    client.post(ROW("cuMemsetD32Async"), Arguments().value(flag).value(value).value(1).value(kOther));
+  };
+  REQUIRE(memory.right());
+  waitFor(2);
+  REQUIRE(eventually([&] { return client.session->admitted() == client.seq; }));
+  session.suspender.suspend(kLong, copier.connect());
+  // Only the wait, and it would do for one look.
+  std::this_thread::sleep_for(300ms);
+  write(2);
+  for (uint32_t value = 3; value != 100; ++value) {
+    waitFor(value);
+    write(value);
+  }
+  const SuspendOutcome aside = session.outcome();
+  REQUIRE(aside.error == "");
+  CHECK(client.session->admitted() < client.seq);
+  REQUIRE(session.resume().error.empty());
+  CHECK(memory.right());
+}
+
+TEST_CASE(
+    "a device that is never idle between the program's calls is not suspended, and the reason says so") {
+  Client client;
+  client.open();
+  makeStream(client);
+  Copier copier;
+  Suspended session(client);
+  client.post(ROW("sessionHostFunction"), Arguments().value(kStream).value(42).value(0));
+  REQUIRE(client.notice(NoticeType::callback));
+  std::atomic<bool> enough{false};
+  std::thread calls([&] {
+    for (; !enough; std::this_thread::sleep_for(10ms))
+      client.post(ROW("sessionWord"), Arguments().value(kStream).value(5).value(7));
+  });
+  const SuspendOutcome refused = session.suspend(copier, 1400ms);
+  enough = true;
+  calls.join();
+  CHECK_FALSE(refused.suspended);
+  CHECK(contains(refused.error, "calls that went one by one"));
+  client.tell(NoticeType::callbackDone, schema::CallbackBody{42, 0, 0});
+  CHECK(client.await(ROW("sessionDrain"), Arguments().value(0).value(1)).status() == CUDA_SUCCESS);
+}
+
 TEST_CASE("a wait for the device that was given up touches no further context") {
   static std::atomic<unsigned> synchronised{0}, inside{0};
   static std::mutex held;

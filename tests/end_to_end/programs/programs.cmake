@@ -67,6 +67,7 @@ gpupool_program(graph_updates SOURCES graph_updates.cpp FLAGS -cudart none -lcud
 gpupool_program(capture_modes)
 gpupool_program(per_thread_stream FLAGS --default-stream per-thread)
 gpupool_program(deep_queue TIMEOUT 120)
+gpupool_program(waits_for_calls FLAGS -lcuda NEEDS driver)
 gpupool_program(stress_threads TIMEOUT 120)
 gpupool_program(stress_mixed ARGUMENTS --threads 4 FLAGS -lcuda TIMEOUT 120 NEEDS driver)
 
