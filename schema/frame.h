@@ -100,8 +100,8 @@ enum class NoticeType : uint32_t {
 //
 //   old worker -> client   prepare     or prepareApart
 //   client -> old worker   stopped     behind the last frame; no thread of the client sends a frame from here
-//                                      on. Host functions and aside calls go on: work under way may need them.
-//                                      `step` and `stopped` may follow any number of times
+//                                      on. Host functions and aside calls go on: work under way may need them
+//   old worker -> client   step        any number of times: one more frame, and `stopped` again behind it
 //   old worker -> client   drained     every frame is served, every device idle, no host function runs; or
 //                                      drainedToShare
 //   client -> old worker   quiet       behind the last message of the control channel
