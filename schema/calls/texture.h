@@ -1,9 +1,9 @@
 // Arrays, textures, surfaces (Memory Management, Texture Object Management, Surface Object Management, Tensor
 // Map Object Management). Rows: see schema/rows.h. No include guard: included once per meaning of CALL.
 // clang-format off
-CALL(cuArrayDestroy, Await | Cleanup, Checked, Frees<"hArray">)
+CALL(cuArrayDestroy, Await | Cleanup, Checked | Beside, Frees<"hArray">)
 CALL(cuArrayGetMemoryRequirements, Await, Generated, Out<"memoryRequirements">, Handle<"array">, Device<"device">)
-CALL(cuMipmappedArrayDestroy, Await | Cleanup, Checked, Frees<"hMipmappedArray">)
+CALL(cuMipmappedArrayDestroy, Await | Cleanup, Checked | Beside, Frees<"hMipmappedArray">)
 CALL(cuMipmappedArrayGetMemoryRequirements, Await, Generated, Out<"memoryRequirements">, Handle<"mipmap">, Device<"device">)
 CALL(cuTexObjectDestroy, Await | Cleanup, Generated | Recorded, In<"texObject">)
 CALL(cuSurfObjectDestroy, Await | Cleanup, Generated | Recorded, In<"surfObject">)
