@@ -87,7 +87,7 @@ CUresult HostMemory::addPiece(CUcontext context, size_t bytes, unsigned flags, P
     if (piece.lent == transport::Region{} && !session.isDoneAgain()) piece.memory.reset();
   }
   if (piece.memory == nullptr) {
-    session.post<"sessionHostUnmap">(context, CUdeviceptr{address});
+    session.await<"sessionHostUnmap">(context, CUdeviceptr{address});
     status = room ? session.shareFailed() : CUDA_ERROR_OUT_OF_MEMORY;
     if (status == CUDA_ERROR_OUT_OF_MEMORY)
       GPUPOOL_WARNING("no pinned memory of %zu bytes: %s", bytes, why.c_str());
@@ -248,14 +248,22 @@ void HostMemory::contextEnds(CUcontext context) {
 // The piece is in no list any more. It lets go of growing_ while it waits, and is not inside any more.
 CUresult HostMemory::unmap(std::unique_lock<std::mutex>& growing, std::optional<Transfers::Inside>& inside,
                            CUcontext context, uint64_t start, Piece gone) {
-  CUresult status = Session::get().post<"sessionHostUnmap">(context, CUdeviceptr{start});
-  if (gone.lent != transport::Region{}) Session::get().connection().unshare(gone.lent);
+  Session& session = Session::get();
+  Session::Waiter answer;
+  CUresult status = session.ask<"sessionHostUnmap">(answer, context, CUdeviceptr{start});
+  if (gone.lent != transport::Region{}) session.connection().unshare(gone.lent);
   inside.reset();
+  if (status == CUDA_SUCCESS) {
+    // The driver waits for the device there, which may wait for what another thread calls.
+    growing.unlock();
+    status = session.collect<"sessionHostUnmap">(answer, CUdeviceptr{start});
+    growing.lock();
+  }
   parked_.push_back({start, gone.bytes, std::move(gone.memory)});
   // The worker may be in the middle of a transfer to it, over RDMA: some microseconds until it has let go.
   for (auto end = transport::Clock::now() + kLettingGo; !unmapParked() && transport::Clock::now() < end;) {
     growing.unlock();
-    Session::get().nap(std::chrono::microseconds(20));
+    session.nap(std::chrono::microseconds(20));
     growing.lock();
   }
   return status;

@@ -309,10 +309,13 @@ CUresult Session::shareHost(uint64_t address, transport::Region region) {
 }
 
 void Session::dropRegion(uint64_t address) {
-  auto found = regions_.find(address);
-  if (found == regions_.end()) return;
-  connection_->unshare(found->second);
-  regions_.erase(found);
+  {
+    std::lock_guard lock(regionsMutex_);
+    auto found = regions_.find(address);
+    if (found == regions_.end()) return;
+    connection_->unshare(found->second);
+    regions_.erase(found);
+  }
   forgetMirror(address);
 }
 

@@ -233,7 +233,10 @@ class Session {
   bool connected() const { return connected_.load(std::memory_order_acquire); }
   bool mapsMemory() const { return connection_->mapsMemory(); }
   // Regions of pinned memory by address, to be withdrawn with it.
-  void keepRegion(uint64_t address, transport::Region region) { regions_[address] = region; }
+  void keepRegion(uint64_t address, transport::Region region) {
+    std::lock_guard lock(regionsMutex_);
+    regions_[address] = region;
+  }
   void dropRegion(uint64_t address);
   // Calls that may have the driver load code are served one after the other, each with its entry in the
   // record: their order decides where the variables of modules lie.
@@ -347,7 +350,8 @@ class Session {
   // Deliveries under way and the memory they read.
   std::mutex deliveriesMutex_;
   std::deque<std::pair<transport::Transfer, std::shared_ptr<transport::SharedMemory>>> deliveries_;
-  std::map<uint64_t, transport::Region> regions_;  // executor only
+  std::mutex regionsMutex_;
+  std::map<uint64_t, transport::Region> regions_;
   std::mutex placingMutex_;
   std::mutex mirrorsMutex_;
   std::map<uint64_t, schema::MirrorBase> mirrors_;  // by the worker's address

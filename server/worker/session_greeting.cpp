@@ -167,8 +167,11 @@ std::string Session::takeLent() {
   }
   if (current != nullptr) driver_.cuCtxSetCurrent(current);
   if (!why.empty()) return why;
-  for (const auto& [address, region] : regions_) connection_->unshare(region);
-  regions_.clear();
+  {
+    std::lock_guard lock(regionsMutex_);
+    for (const auto& [address, region] : regions_) connection_->unshare(region);
+    regions_.clear();
+  }
   return nameHostRegions() ? "" : "the client went away while greeting";
 }
 

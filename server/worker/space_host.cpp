@@ -65,17 +65,23 @@ CUresult Space::keepHost(uint64_t address, std::shared_ptr<transport::SharedMemo
 }
 
 CUresult Space::unmapHost(uint64_t address) {
-  std::lock_guard order(mapping_);
-  auto found = host_.find(address);
-  if (found == host_.end()) return CUDA_ERROR_INVALID_VALUE;
-  CUresult result = driver_.cuMemHostUnregister(found->second.memory->data());
-  if (found->second.memory->isOfFile()) --files_;
+  std::shared_ptr<transport::SharedMemory> memory;
   {
+    std::lock_guard order(mapping_);
+    auto found = host_.find(address);
+    if (found == host_.end()) return CUDA_ERROR_INVALID_VALUE;
+    memory = found->second.memory;
+    if (memory->isOfFile()) --files_;
     std::lock_guard lock(mutex_);
     released_.push_back(std::move(found->second.memory));
     host_.erase(found);
     hostRanges_.erase(address);
   }
+  // Under no lock: the driver waits for the device, and that may wait for a later call. Until it has done so
+  // nothing else comes to these addresses (hostReleased).
+  const CUresult result = driver_.cuMemHostUnregister(memory->data());
+  memory = nullptr;
+  std::lock_guard order(mapping_);
   dropReleased();
   return result;
 }

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <set>
 
 #include "base/reserve.h"
 
@@ -93,6 +94,42 @@ TEST_CASE("a call that blocks holds up no other frame") {
   REQUIRE(answer);
   CHECK(answer->header.seq == drain);
   CHECK(answer->status() == CUDA_SUCCESS);
+}
+
+TEST_CASE("what ends while the device waits for a later call holds up no other frame") {
+  Client client;
+  client.open();
+  REQUIRE(client.await(ROW("cuStreamCreateWithPriority"), Arguments().value(kStream).value(1).value(0))
+              .status() == CUDA_SUCCESS);
+  constexpr uint64_t kArray = handles::makeHandle(handles::Kind::array, 1, 1);
+  const uint64_t host = client.space().hostBase;
+  const CUDA_ARRAY_DESCRIPTOR shape{64, 64, CU_AD_FORMAT_FLOAT, 1};
+  REQUIRE(
+      client.await(ROW("cuArrayCreate_v2"), Arguments().value(kArray).value(1).structure(shape)).status() ==
+      CUDA_SUCCESS);
+  const auto map = [&] {
+    return client
+        .await(ROW("sessionHostMap"), Arguments().value(host).value(uint64_t{1} << 21).value(0).value(1))
+        .status();
+  };
+  REQUIRE(map() == CUDA_SUCCESS);
+  client.post(ROW("sessionHostFunction"), Arguments().value(kStream).value(42).value(0));
+  REQUIRE(client.notice(NoticeType::callback));
+  std::set<uint64_t> ending{client.post(ROW("cuArrayDestroy"), Arguments().value(kArray), Frame::kAwait),
+                            client.post(ROW("sessionHostUnmap"), Arguments().value(host), Frame::kAwait)};
+  REQUIRE(eventually([&] { return !client.session->besideIdle(); }));
+  for (int i = 0; i < 3; ++i)
+    CHECK(client.await(ROW("sessionImageOffer"), Arguments().structure(schema::ImageName{}).value(1))
+              .status() == CUDA_SUCCESS);
+  CHECK_FALSE(client.receive(50));
+  client.tell(NoticeType::callbackDone, schema::CallbackBody{42, 0, 0});
+  while (!ending.empty()) {
+    const auto answer = client.receive();
+    REQUIRE(answer);
+    CHECK(answer->status() == CUDA_SUCCESS);
+    CHECK(ending.erase(answer->header.seq) == 1);
+  }
+  CHECK(map() == CUDA_SUCCESS);  // at the same addresses
 }
 
 TEST_CASE("a host function that ran leaves nothing behind") {

@@ -43,15 +43,17 @@ struct Waits {
     CUDA(cudaMemcpyAsync(flag, &round, sizeof round, cudaMemcpyHostToDevice, other));
     waits.join();
   }
-  // A thread ends an array meanwhile, for which the driver waits for the device; the others' calls go on.
+  // A thread frees memory meanwhile, for which the driver waits for the device; the others' calls go on.
   void forFree(unsigned round) {
     const auto address = reinterpret_cast<CUdeviceptr>(flag);
-    const cudaChannelFormatDesc format = cudaCreateChannelDesc<float>();
-    cudaArray_t array;
-    CUDA(cudaMallocArray(&array, &format, 64, 64));
+    void* pinned = nullptr;
+    CUDA(cudaMallocHost(&pinned, 4 << 20));
+    std::thread frees([pinned, this] {
+      usleep(500 * gap);
+      CUDA(cudaFreeHost(pinned));
+    });
     REQUIRE(cuStreamWaitValue32(held, address, round, CU_STREAM_WAIT_VALUE_GEQ) == CUDA_SUCCESS);
     add<<<1, 1, 0, held>>>(sums, round);
-    std::thread frees([array] { CUDA(cudaFreeArray(array)); });
     usleep(1000 * gap);
     REQUIRE(cuStreamWriteValue32(other, address, round, 0) == CUDA_SUCCESS);
     frees.join();
