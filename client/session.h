@@ -408,7 +408,7 @@ class Session {
   void moveLoop();
   bool carryOutMove();
   bool wantsStep();
-  void letOneGo();
+  void awaitOne();
   void goOnSending();
   // Before a frame, while a move lets one go: if another one has gone already, until the move has stopped the
   // session again, and not for long.

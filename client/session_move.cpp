@@ -104,7 +104,7 @@ bool Session::leaveMove() {
 void Session::moveLoop() {
   while (true) {
     bool stepped = false;
-    for (; carryOutMove(); stepped = true) letOneGo();
+    for (; carryOutMove(); stepped = true) awaitOne();
     if (stepped) goOnSending();
     std::lock_guard lock(moveMutex_);
     moveChanged_.notify_all();
@@ -198,20 +198,20 @@ bool Session::wantsStep() {
   return course_.steps();
 }
 
-// The device waits for what the program calls next. No other frame goes before the next attempt to stop has
-// begun, unless a thread that is inside `named`, which is waited for there, must send more.
-void Session::letOneGo() {
+// The device waits for what the program calls next. Other frames wait until the next attempt to stop has
+// begun, or for kStepBound: a thread that is inside `named`, which that attempt waits for, may need a frame
+// of another thread.
+void Session::awaitOne() {
   constexpr std::chrono::milliseconds kComes{20};
   std::unique_lock frames(enqueueMutex_);
-  steps_ = true;
-  stepsFrom_ = seq_;
   for (transport::TimeLeft time(kComes); seq_ == stepsFrom_ && time.any() && !moveIsOver();)
     stepped_.wait_for(frames, time.left());
 }
 
 void Session::holdBack(std::unique_lock<std::mutex>& frames) {
-  if (seq_ == stepsFrom_ || Transfers::isInside()) return;
-  for (transport::TimeLeft time(kStepBound); steps_ && time.any();) stepped_.wait_for(frames, time.left());
+  if (Transfers::isInside()) return;
+  for (transport::TimeLeft time(kStepBound); steps_ && seq_ != stepsFrom_ && time.any();)
+    stepped_.wait_for(frames, time.left());
 }
 
 void Session::goOnSending() {
@@ -233,7 +233,11 @@ bool Session::carryOutMove() {
     std::lock_guard control(controlMutex_);
     if (!sayStage(Stage::stopped, NoticeType::stopped, seq_)) return false;
   }
-  if (!awaitStage(Stage::drained)) return wantsStep();
+  if (!awaitStage(Stage::drained)) {
+    steps_ = wantsStep();
+    stepsFrom_ = seq_;
+    return steps_;
+  }
   if (const MoveHooks* hooks = moveHooks_;
       hooks != nullptr && hooks->settle != nullptr && !shared && mayShare())
     hooks->settle();

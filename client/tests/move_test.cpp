@@ -249,6 +249,7 @@ TEST_CASE("a session that is asked for a frame, and sends none, says that it has
   }
   pool.old->say(NoticeType::step);
   pool.stay();  // before it has stopped again, or behind that
+  REQUIRE(eventually([&] { return !pool.seam->moving(); }));
   while (pool.old->hears(NoticeType::stopped, nullptr, 100ms)) {
   }
   pool.move();

@@ -152,7 +152,7 @@ bool Supervisor::watch(std::string* why) {
         return false;
       }
       GPUPOOL_WARNING("the %s ended; starting it again (see %s)", child->role.c_str(), child->log.c_str());
-      // Who dies meanwhile is looked for at once behind it.
+      // A child that dies during this pause is seen right behind it.
       if (child->quickDeaths > 0 && interrupted(milliseconds(500 * child->quickDeaths), &died)) return true;
       launch(*child);
     }

@@ -129,6 +129,8 @@ void Record::add(Entry entry, const Deed& deed) {
     if (handles::kindOf(deed.subject) == handles::Kind::context && objects_[deed.subject]->alive) return;
     die(Life(objects_[deed.subject]));
   }
+  // It has ended with its context, while the driver was still asked to end it.
+  if (deed.ends && !deed.creates && deed.subject != 0 && !objects_.contains(deed.subject)) return;
   const Life subject = find(deed.subject);
   const std::pair<uint64_t, uint64_t> key{deed.key, deed.subject};
   const bool keyed = deed.kept != Deed::Kept::always;

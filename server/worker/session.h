@@ -141,6 +141,7 @@ class Session {
   void tellOutput();
   // The client may go on here.
   void letClientStay();
+  bool isEnding() const;
   // Of a move that has failed, for people: `why`, unless the session is ending or its client is gone. What
   // others do upon that may be seen before it.
   std::string whyNotMoved(const std::string& why) const;
@@ -312,7 +313,6 @@ class Session {
   bool noticeUntil(schema::NoticeType type, const Until& deadline,
                    const std::function<void(uint64_t)>& committing = nullptr);
   bool sayStay(const Until& deadline);
-  bool isEnding() const;
   std::string awaitStopped(const Until& deadline);
   std::string whyNotTold() const;  // after noticeUntil said no
   void controlLoop();

@@ -143,7 +143,7 @@ class Suspender {
   Still awaitDevice(const Until& look);
   void beginIdle();
   Still awaitCopies(const Until& deadline);
-  std::string whyNotStill(Still still);
+  std::string whyNotStill(Still still, const Steps& steps);
   void letCallsGo();
   std::string letOneGo(const Until& deadline, bool clientStopped, Steps& steps, Still still);
   std::string whatRuns();

@@ -219,6 +219,7 @@ MoveOutcome Suspender::carryOutPages(const Order& order, Descriptor& state) {
   const auto began = Clock::now();
   outcome.error = standStill({began + order.drain, &alone_});
   outcome.drainMs = millisecondsSince(began);
+  if (!outcome.error.empty()) outcome.error = session_.whyNotMoved(outcome.error);
   if (outcome.error.empty()) {
     outcome.error = copyPages(socket, base, outcome);
   } else {

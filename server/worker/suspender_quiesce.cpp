@@ -33,12 +33,10 @@ std::string Suspender::quiesce(const Until& deadline, bool clientStopped) {
     if (stopping()) {
       why = "the session is ending";
     } else if (deadline.over() || (!waits && (still != Still::capture || clientStopped))) {
-      why = whyNotStill(still);  // a client that has stopped cannot end a capture
-      if (waits && steps.count() != 0)
-        why += "; it was not idle between " + std::to_string(steps.count()) + " calls that went one by one";
+      why = whyNotStill(still, steps);  // a client that has stopped cannot end a capture
     } else if (!waits) {
       letCallsGo();
-    } else if (mayStep && steps.due(Clock::now())) {
+    } else if (mayStep && steps.due(Clock::now()) && (!clientStopped || session_.gate().empty())) {
       why = letOneGo(deadline, clientStopped, steps, still);
     }
   }
@@ -52,22 +50,22 @@ void Suspender::letCallsGo() {
   session_.gate().close();
 }
 
-// Of a client that has stopped none stands at the gate. "", or it has not stopped again, and the time is
-// over.
+// A client that has stopped has no frame at the gate: it is asked for one. Returns "" or why it has not
+// stopped again; where that was asked late, it is not the client's fault.
 std::string Suspender::letOneGo(const Until& deadline, bool clientStopped, Steps& steps, Still still) {
-  constexpr std::chrono::milliseconds kComes{20}, kSoon{1000};
+  constexpr std::chrono::milliseconds kComes{20}, kLate{1000};
   FrameGate& gate = session_.gate();
   if (!clientStopped) {
     if (gate.letOne(kComes)) steps.gone();
     return "";
   }
-  const auto began = Clock::now();
+  const bool late = deadline.left() < kLate;
   const uint64_t before = session_.admitted();
   gate.open();
   const std::string why = session_.stepClient(deadline);
   gate.close();
   if (session_.admitted() != before) steps.gone();
-  return why.empty() || Clock::now() > began + kSoon ? why : whyNotStill(still);
+  return !why.empty() && late && !session_.isEnding() ? whyNotStill(still, steps) : why;
 }
 
 // The gate is closed.
@@ -80,10 +78,14 @@ Suspender::Still Suspender::lookStill(const Until& look, const Until& deadline) 
   return still == Still::yes ? awaitCopies(deadline) : still;
 }
 
-std::string Suspender::whyNotStill(Still still) {
+std::string Suspender::whyNotStill(Still still, const Steps& steps) {
+  std::string gone;
+  if (steps.count() != 0)
+    gone =
+        "; its GPU was not idle between calls that went one by one (" + std::to_string(steps.count()) + ")";
   switch (still) {
     case Still::call:
-      return "a call of the program is still under way in the driver" + whatRuns();
+      return "a call of the program is still under way in the driver" + whatRuns() + gone;
     case Still::capture:
       return kCaptureOpen;
     case Still::shared:
@@ -93,7 +95,7 @@ std::string Suspender::whyNotStill(Still still) {
     case Still::copies:
       return "what its GPU has copied is still on its way to the program";
     default:
-      return "its GPU is still busy" + whatRuns();
+      return "its GPU is still busy" + whatRuns() + gone;
   }
 }
 
@@ -126,6 +128,7 @@ bool Suspender::captureOpen() {
 // A wait that was given up may have passed a context that has work again: another one follows it.
 Suspender::Still Suspender::awaitDevice(const Until& look) {
   while (true) {
+    if (idle_ == nullptr && look.over()) return Still::busy;
     if (idle_ == nullptr) beginIdle();
     std::unique_lock lock(idle_->mutex);
     const auto wake = [&] { return idle_->done; };
@@ -152,8 +155,11 @@ void Suspender::beginIdle() {
     relaxCaptures(driver);
     CUresult status = CUDA_SUCCESS;
     for (CUcontext context : contexts) {
-      if (std::lock_guard lock(idle->mutex); idle->givenUp) break;
-      if (status == CUDA_SUCCESS) status = driver.cuCtxSetCurrent(context);
+      {
+        std::lock_guard lock(idle->mutex);
+        if (idle->givenUp) break;
+        if (status == CUDA_SUCCESS) status = driver.cuCtxSetCurrent(context);
+      }
       if (status == CUDA_SUCCESS) status = driver.cuCtxSynchronize();
       // A primary context keeps its name when the program has reset it: nothing of it runs.
       if (status == CUDA_ERROR_CONTEXT_IS_DESTROYED) status = CUDA_SUCCESS;

@@ -225,7 +225,7 @@ copier=$(pgrep -P "$(pid_of server)" -f -- --copier)
 kill -STOP "$(pid_of server)"
 resumed &
 first=$!
-sleep 1
+check "the lease counts as running" until_true is "$lease" active # from before the order is sent
 kill -KILL "$(pid_of server)"
 wait "$first"
 status=$?
