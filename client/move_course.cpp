@@ -23,7 +23,6 @@ bool MoveCourse::hear(NoticeType type, uint64_t effect, const schema::MovedBody&
     case NoticeType::step:
       if (stage_ != Stage::stopped) return stage_ == Stage::ending || leaving_;
       stage_ = Stage::prepared;
-      steps_ = true;
       return true;
     case NoticeType::drained:
     case NoticeType::drainedToShare:

@@ -4,7 +4,6 @@
 // lock.
 
 #include <cstdint>
-#include <utility>
 
 #include "schema/frame.h"
 
@@ -14,7 +13,7 @@ class MoveCourse {
  public:
   enum class Stage : uint8_t {
     none,      // no move
-    prepared,  // the worker has asked for it
+    prepared,  // the worker has asked for it, or, behind `stopped`, for one more frame
     stopped,   // said
     drained,   // the worker has served every frame
     quiet,     // said
@@ -26,8 +25,6 @@ class MoveCourse {
   // A notice of the worker's. False: it does not fit, and changes nothing.
   bool hear(schema::NoticeType type, uint64_t effect, const schema::MovedBody& moved);
 
-  // The worker wants to have one more frame, and `stopped` said again. Asked once.
-  bool steps() { return std::exchange(steps_, false); }
   // stopped, quiet and going follow prepared, drained and moved. False: the move has ended meanwhile.
   bool reach(Stage stage);
   // The client cannot go where the worker wants to have it. False: the move is over already.
@@ -64,7 +61,7 @@ class MoveCourse {
  private:
   Stage stage_ = Stage::none;
   bool again_ = false, leaving_ = false, mute_ = false, held_ = false, mayShare_ = false, apart_ = false,
-       nextApart_ = false, steps_ = false;
+       nextApart_ = false;
   uint64_t effect_ = 0, nextEffect_ = 0;
   uint32_t epoch_ = 0;
 };

@@ -407,7 +407,7 @@ class Session {
   void startMover();
   void moveLoop();
   bool carryOutMove();
-  bool wantsStep();
+  bool wantsStep() const;
   void awaitOne();
   void goOnSending();
   // Before a frame, while a move lets one go: if another one has gone already, until the move has stopped the

@@ -193,9 +193,10 @@ bool Session::mayGoApart() {
   return false;
 }
 
-bool Session::wantsStep() {
+// Behind `stopped`.
+bool Session::wantsStep() const {
   std::lock_guard lock(moveMutex_);
-  return course_.steps();
+  return course_.stage() == Stage::prepared;
 }
 
 // The device waits for what the program calls next. Other frames wait until the next attempt to stop has

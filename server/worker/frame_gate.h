@@ -74,7 +74,7 @@ class FrameGate {
     changed_.wait_for(lock, time, [this] { return !letsOne_ || cut_; });
     return !std::exchange(letsOne_, false);
   }
-  // Tests: somebody waits for that frame.
+  // Tests: somebody waits in letOne.
   bool lets() {
     std::lock_guard lock(mutex_);
     return letsOne_;

@@ -309,13 +309,11 @@ CUresult Session::shareHost(uint64_t address, transport::Region region) {
 }
 
 void Session::dropRegion(uint64_t address) {
-  {
-    std::lock_guard lock(regionsMutex_);
-    auto found = regions_.find(address);
-    if (found == regions_.end()) return;
-    connection_->unshare(found->second);
-    regions_.erase(found);
-  }
+  std::unique_lock lock(regionsMutex_);
+  const auto kept = regions_.extract(address);
+  lock.unlock();
+  if (kept.empty()) return;
+  connection_->unshare(kept.mapped());
   forgetMirror(address);
 }
 

@@ -141,6 +141,7 @@ class Session {
   void tellOutput();
   // The client may go on here.
   void letClientStay();
+  // It stops, or its client is gone.
   bool isEnding() const;
   // Of a move that has failed, for people: `why`, unless the session is ending or its client is gone. What
   // others do upon that may be seen before it.
@@ -402,7 +403,7 @@ class Session {
   std::atomic<bool> reclaimedSpare_{false};
 
   FrameGate gate_;
-  std::atomic<bool> waitsForValues_{false};  // some stream or graph has
+  std::atomic<bool> waitsForValues_{false};  // a stream has once, or a graph does
   std::function<void()> beforeFrame_;
   std::function<void(const ClientLog&)> heardLog_;
   std::atomic<uint64_t> checkpointsKept_{0};

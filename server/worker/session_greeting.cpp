@@ -167,11 +167,10 @@ std::string Session::takeLent() {
   }
   if (current != nullptr) driver_.cuCtxSetCurrent(current);
   if (!why.empty()) return why;
-  {
-    std::lock_guard lock(regionsMutex_);
-    for (const auto& [address, region] : regions_) connection_->unshare(region);
-    regions_.clear();
-  }
+  std::unique_lock lock(regionsMutex_);
+  const auto kept = std::exchange(regions_, {});
+  lock.unlock();
+  for (const auto& [address, region] : kept) connection_->unshare(region);
   return nameHostRegions() ? "" : "the client went away while greeting";
 }
 

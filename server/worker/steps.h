@@ -19,16 +19,17 @@ class Steps {
   using Clock = std::chrono::steady_clock;
   // left: all the time that there is.
   Steps(Clock::time_point now, Clock::duration left)
-      : quiet_(std::clamp<Clock::duration>(left / kLeastTimes, kLeast, kFirst)),
-        stepping_(quiet_),
-        end_(now + quiet_) {}
+      : stepping_(std::clamp<Clock::duration>(left / kLeastTimes, kLeast, kFirst)),
+        quiet_(kQuieter * stepping_),
+        end_(now + stepping_) {}
 
   // A call may go.
   bool due(Clock::time_point now) {
     while (now >= end_) {
       steps_ = !steps_;
-      end_ += steps_ ? stepping_ : quiet_ *= 4;
-      if (steps_) stepping_ *= 2;
+      Clock::duration& length = steps_ ? stepping_ : quiet_;
+      end_ += length;
+      length *= steps_ ? kMoreSteps : kQuieter;
     }
     return steps_;
   }
@@ -48,12 +49,13 @@ class Steps {
 
  private:
   static constexpr std::chrono::milliseconds kFirst{250}, kLeast{10}, kLook{2}, kLookAgain{100};
-  static constexpr int kLeastTimes = 8;   // two of each, at least
+  static constexpr int kLeastTimes = 8;  // the first one is not longer than that part of all
+  static constexpr int kQuieter = 4, kMoreSteps = 2;
   static constexpr int kPoorBits = 8;     // the lower ones of a linear generator
   static constexpr int kLongestLook = 5;  // 2^5 times as long
 
-  Clock::duration quiet_, stepping_;
-  Clock::time_point end_;
+  Clock::duration stepping_, quiet_;  // of the next time of each kind
+  Clock::time_point end_;             // of this one
   bool steps_ = false;
   uint32_t gone_ = 0;
   int longer_ = 0;

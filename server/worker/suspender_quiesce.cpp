@@ -156,6 +156,7 @@ void Suspender::beginIdle() {
     CUresult status = CUDA_SUCCESS;
     for (CUcontext context : contexts) {
       {
+        // Once it is given up, no context that may have ended is named; this call waits for no device.
         std::lock_guard lock(idle->mutex);
         if (idle->givenUp) break;
         if (status == CUDA_SUCCESS) status = driver.cuCtxSetCurrent(context);

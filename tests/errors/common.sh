@@ -45,6 +45,19 @@ until_true() { # within 10 s
   done
   return 1
 }
+lease_ids() { gpupool leases --json | grep -o '"id": *"[0-9a-f]*"' | grep -o '[0-9a-f]\{8,\}'; }
+any_lease() { gpupool leases | grep -Eq '^[0-9a-f]{8}'; }
+no_lease() { ! any_lease; }
+ends_in_time() { # ends_in_time PID: its exit status; it has a minute, and is killed then
+  local i times=$((600 * $(busy)))
+  for ((i = 0; i < times; ++i)); do kill -0 "$1" 2>/dev/null || break; sleep 0.1; done
+  if kill -0 "$1" 2>/dev/null; then
+    fail "process $1 does not end: $(gpupool leases)"
+    pkill -KILL -P "$1"
+    kill -KILL "$1"
+  fi
+  wait "$1"
+}
 ends_well() { # ends_well NAME: the program launched[NAME], which runs until $folder/NAME.end is there
   touch "$folder/$1.end"
   wait "${launched[$1]}"

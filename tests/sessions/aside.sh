@@ -21,30 +21,22 @@ launch() {
   holder=$(pgrep -P "$launched" gpupool | head -1)
   lease=$(lease_ids | tail -1)
 }
-lease_ids() { gpupool leases --json | grep -o '"id": *"[0-9a-f]*"' | grep -o '[0-9a-f]\{8,\}'; }
 state_of() { gpupool leases | awk -v id="${1:0:8}" '$1 == id { for (i = 2; i <= NF; ++i) if ($i ~ /^(active|suspended)$/) print $i }'; }
 is() { [ "$(state_of "$1")" = "$2" ]; }
-no_lease() { ! gpupool leases | grep -Eq '^[0-9a-f]{8}'; }
 free_mib() { gpupool devices --json | grep -o '"freeBytes": *[0-9]*' | grep -o '[0-9]*$' | awk '{ print int($1 / 1048576) }'; }
 memory_is_free() { [ "$(free_mib)" -ge "$1" ]; } 2>/dev/null
 # Processor time of a process and its threads, in microseconds.
 cpu_of() { cat /proc/"$1"/task/*/schedstat 2>/dev/null | awk '{ sum += $1 } END { print int(sum / 1000) }'; }
 worker() { session_workers | head -1; }
-ends() { # within a minute
-  local i
-  for ((i = 0; i < 600 * $(busy); ++i)); do kill -0 "$launched" 2>/dev/null || break; sleep 0.1; done
-  ! kill -0 "$launched" 2>/dev/null || fail "the program does not end: $(gpupool leases)"
-  wait "$launched"
-}
 ends_well() {
   touch "$folder/end"
-  ends
+  ends_in_time "$launched"
   status=$?
   check "exit status $status: $(cat "$folder/program.out" "$folder/program.err")" test "$status" -eq 0
   check "nothing on stderr: $(cat "$folder/program.err")" test ! -s "$folder/program.err"
 }
 ends_with() { # ends_with REGEX
-  ends
+  ends_in_time "$launched"
   status=$?
   check "exit status $status" test "$status" -ne 0
   check "one line on stderr" one_line "$(cat "$folder/program.err")" "$1"

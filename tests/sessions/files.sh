@@ -8,7 +8,6 @@ checkpoints=$folder/checkpoints
 mkdir "$checkpoints"
 export GPUPOOL_SERVER_CHECKPOINT_FOLDER=$checkpoints
 
-any_lease() { gpupool leases | grep -Eq '^[0-9a-f]{8}'; }
 lease_id() { gpupool leases | awk '/^[0-9a-f]+ / { print $1; exit }'; }
 at_rest() { ! any_lease && [ -z "$(session_workers)" ]; }
 has_worker() { [ -n "$(session_workers)" ]; }

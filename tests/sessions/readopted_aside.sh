@@ -50,12 +50,7 @@ resume() {
   run gpupool resume --wait 10s "$(lease_of "$1")"
   check "$1 is resumed: $err" test "$status" -eq 0
 }
-ends() { # ends NAME: its status; within a minute
-  local i
-  for ((i = 0; i < 600 * $(busy); ++i)); do kill -0 "${pid[$1]}" 2>/dev/null || break; sleep 0.1; done
-  ! kill -0 "${pid[$1]}" 2>/dev/null || fail "$1 does not end: $(list)"
-  wait "${pid[$1]}"
-}
+ends() { ends_in_time "${pid[$1]}"; } # ends NAME
 ends_well() {
   ends "$1"
   local status=$?

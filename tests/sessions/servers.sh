@@ -6,11 +6,9 @@
 transport=${!#}
 programs=$(dirname "$3")
 
-lease_ids() { gpupool leases --json | grep -o '"id": *"[0-9a-f]*"' | grep -o '[0-9a-f]\{8,\}'; }
 # place_of LEASE: "SERVER GPUS"
 place_of() { gpupool leases | awk -v id="${1:0:8}" '$1 == id { print $2, $3 }'; }
 is_at() { [ "$(place_of "$1")" = "$2" ]; }
-any_lease() { gpupool leases | grep -Eq '^[0-9a-f]{8}'; }
 all_free() { ! gpupool devices --json | grep -o '"freeBytes": *[0-9]*' | grep -qv '2147483648'; }
 # launch [TRANSPORT]: first_error until it is told to end, on a lease of 1 GiB, with 300 MiB of it in use. Sets launched and lease.
 launch() {

@@ -8,8 +8,6 @@ programs=$(dirname "$3")
 steady_work=("${launcher[@]}" "$programs/steady_work")
 export GPUPOOL_SERVER_OVERCOMMIT=2.0 GPUPOOL_SERVER_TURN_TIME=1s GPUPOOL_SERVER_SUSPEND_MEMORY=4GiB
 
-lease_ids() { gpupool leases --json | grep -o '"id": *"[0-9a-f]*"' | grep -o '[0-9a-f]\{8,\}'; }
-no_lease() { ! gpupool leases | grep -Eq '^[0-9a-f]{8}'; }
 shows() { gpupool leases | grep -c "active, $1"; }
 holds() { [ "$(shows "$1")" -eq "$2" ]; }
 turns_of_all() { gpupool leases --json | grep -o '"turns": *[0-9]*' | awk '{ sum += $2 } END { print sum + 0 }'; }

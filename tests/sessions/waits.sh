@@ -5,9 +5,7 @@
 transport=${!#}
 programs=$(dirname "$3")
 
-lease_ids() { gpupool leases --json | grep -o '"id": *"[0-9a-f]*"' | grep -o '[0-9a-f]\{8,\}'; }
 server_of() { gpupool leases | awk -v id="${1:0:8}" '$1 == id { print $2 }'; }
-no_lease() { ! gpupool leases | grep -Eq '^[0-9a-f]{8}'; }
 # launch GAP: sets launched and lease.
 launch() {
   : >"$folder/program.out"
@@ -24,7 +22,7 @@ does() {
   local began=$SECONDS
   run gpupool "$@"
   check "$1: $status $out $err" test "$status" -eq 0
-  check "$1 took $((SECONDS - began)) s" test $((SECONDS - began)) -lt $((20 * ${GPUPOOL_TEST_PATIENCE:-1}))
+  check "$1 took $((SECONDS - began)) s" within $((SECONDS - began)) $((20 * ${GPUPOOL_TEST_PATIENCE:-1}))
 }
 # migrates TO: a place that the lease has just left is not its own again before its server has said so.
 migrates() {
@@ -35,7 +33,7 @@ migrates() {
 }
 ends_well() {
   touch "$folder/end"
-  wait "$launched"
+  ends_in_time "$launched"
   status=$?
   check "exit status $status: $(cat "$folder/program.out" "$folder/program.err")" test "$status" -eq 0
   check "it is right" grep -q PASS "$folder/program.out"

@@ -331,4 +331,13 @@ inline bool contains(const std::string& text, const char* part) {
   return text.find(part) != std::string::npos;
 }
 
+// A host function of the program is next on the stream kStream, and has begun: the device waits for it.
+inline void beginHostFunction(Client& client) {
+  client.post(schema::RowOf<"sessionHostFunction">::id, Arguments().value(kStream).value(42).value(0));
+  REQUIRE(client.notice(NoticeType::callback));
+}
+inline void endHostFunction(Client& client) {
+  client.tell(NoticeType::callbackDone, schema::CallbackBody{42, 0, 0});
+}
+
 }  // namespace gpupool::server::test

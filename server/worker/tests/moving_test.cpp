@@ -61,11 +61,21 @@ struct Moving {
     REQUIRE(client.await(row, arguments).status() == CUDA_SUCCESS);
   }
   // A host function of the program is next on the stream, and has begun.
-  void beginHostFunction() {
-    client.post(ROW("sessionHostFunction"), Arguments().value(kStream).value(42).value(0));
-    REQUIRE(client.notice(NoticeType::callback));
+  void beginHostFunction() { test::beginHostFunction(client); }
+  void endHostFunction() { test::endHostFunction(client); }
+  // The stream waits until the word at the address that this returns is 1. `write` writes it.
+  uint64_t waitForWord() {
+    const uint64_t word = client.space().deviceBase + 4 * kMiB;
+    run(ROW("sessionExtentMap"), Arguments().value(0).value(word).value(2 * kMiB));
+    run(ROW("cuMemsetD32Async"), Arguments().value(word).value(0).value(1).value(kOther));
+    run(ROW("sessionDrain"), Arguments().value(0).value(1));
+    client.post(ROW("cuStreamWaitValue32_v2"),
+                Arguments().value(kStream).value(word).value(1).value(CU_STREAM_WAIT_VALUE_EQ));
+    return word;
   }
-  void endHostFunction() { client.tell(NoticeType::callbackDone, schema::CallbackBody{42, 0, 0}); }
+  void write(uint64_t word, uint32_t value) {
+    client.post(ROW("cuMemsetD32Async"), Arguments().value(word).value(value).value(1).value(kOther));
+  }
   // Past the frames: who launches has a stream, and no reply to wait for.
   void launch(const char* kernel, unsigned threads) {
     CUmodule module = nullptr;
@@ -111,40 +121,26 @@ struct Moving {
 
 TEST_CASE("moving: a stream that waits for a frame not yet sent keeps the session here") {
   Moving moving;
-  Client& client = moving.client;
-  const uint64_t flag = client.space().deviceBase + 4 * kMiB;
-  moving.run(ROW("sessionExtentMap"), Arguments().value(0).value(flag).value(2 * kMiB));
-  moving.run(ROW("cuMemsetD32Async"), Arguments().value(flag).value(0).value(1).value(kOther));
-  moving.run(ROW("sessionDrain"), Arguments().value(0).value(1));
-  client.post(ROW("cuStreamWaitValue32_v2"),
-              Arguments().value(kStream).value(flag).value(1).value(CU_STREAM_WAIT_VALUE_EQ));
+  const uint64_t word = moving.waitForWord();
   for (int round = 0; round < 2; ++round) {
     const std::string why = moving.copy(kSoon);
     CHECK(contains(why, "busy"));
     CHECK(contains(why, "1 stream has work"));
     CHECK(moving.goesOn());
   }
-  client.post(ROW("cuMemsetD32Async"), Arguments().value(flag).value(1).value(1).value(kOther));
+  moving.write(word, 1);
   CHECK(moving.copy() == "");
   CHECK(moving.goesOn());
 }
 
 TEST_CASE("moving: a stream that waits for a frame that comes when the client is asked for one") {
   Moving moving;
-  Client& client = moving.client;
-  const uint64_t flag = client.space().deviceBase + 4 * kMiB;
-  moving.run(ROW("sessionExtentMap"), Arguments().value(0).value(flag).value(2 * kMiB));
-  moving.run(ROW("cuMemsetD32Async"), Arguments().value(flag).value(0).value(1).value(kOther));
-  moving.run(ROW("sessionDrain"), Arguments().value(0).value(1));
-  client.post(ROW("cuStreamWaitValue32_v2"),
-              Arguments().value(kStream).value(flag).value(1).value(CU_STREAM_WAIT_VALUE_EQ));
+  const uint64_t word = moving.waitForWord();
   unsigned steps = 0;
   // The first brings nothing, and the second not what is waited for.
   moving.stepped = [&] {
-    if (++steps == 2)
-      client.post(ROW("cuMemsetD32Async"), Arguments().value(flag).value(2).value(1).value(kOther));
-    if (steps == 3)
-      client.post(ROW("cuMemsetD32Async"), Arguments().value(flag).value(1).value(1).value(kOther));
+    if (++steps == 2) moving.write(word, 2);
+    if (steps == 3) moving.write(word, 1);
   };
   CHECK(moving.copy() == "");
   CHECK(steps >= 3);

@@ -113,8 +113,7 @@ TEST_CASE("what ends while the device waits for a later call holds up no other f
         .status();
   };
   REQUIRE(map() == CUDA_SUCCESS);
-  client.post(ROW("sessionHostFunction"), Arguments().value(kStream).value(42).value(0));
-  REQUIRE(client.notice(NoticeType::callback));
+  beginHostFunction(client);
   std::set<uint64_t> ending{client.post(ROW("cuArrayDestroy"), Arguments().value(kArray), Frame::kAwait),
                             client.post(ROW("sessionHostUnmap"), Arguments().value(host), Frame::kAwait)};
   REQUIRE(eventually([&] { return !client.session->besideIdle(); }));
@@ -122,7 +121,7 @@ TEST_CASE("what ends while the device waits for a later call holds up no other f
     CHECK(client.await(ROW("sessionImageOffer"), Arguments().structure(schema::ImageName{}).value(1))
               .status() == CUDA_SUCCESS);
   CHECK_FALSE(client.receive(50));
-  client.tell(NoticeType::callbackDone, schema::CallbackBody{42, 0, 0});
+  endHostFunction(client);
   while (!ending.empty()) {
     const auto answer = client.receive();
     REQUIRE(answer);

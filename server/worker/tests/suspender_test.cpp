@@ -92,9 +92,7 @@ TEST_CASE("a device that is not idle in time: the session goes on") {
   Memory memory(client);
   Copier copier;
   Suspended session(client);
-  client.post(ROW("sessionHostFunction"), Arguments().value(kStream).value(42).value(0));
-  const auto bytes = client.notice(NoticeType::callback);
-  REQUIRE(bytes);
+  beginHostFunction(client);
   for (int round = 0; round < 2; ++round) {  // the second finds the first one's wait still under way
     const SuspendOutcome refused = session.suspend(copier, 50ms);
     CHECK_FALSE(refused.suspended);
@@ -104,7 +102,7 @@ TEST_CASE("a device that is not idle in time: the session goes on") {
     CHECK(client.await(ROW("sessionImageOffer"), Arguments().structure(schema::ImageName{}).value(1))
               .status() == CUDA_SUCCESS);
   }
-  client.tell(NoticeType::callbackDone, schema::CallbackBody{42, 0, 0});
+  endHostFunction(client);
   REQUIRE(session.suspend(copier).error.empty());
   REQUIRE(session.resume().error.empty());
   CHECK(memory.right());
@@ -135,7 +133,7 @@ TEST_CASE("a device that waits for what the program calls next is suspended betw
   waitFor(2);
   REQUIRE(eventually([&] { return client.session->admitted() == client.seq; }));
   session.suspender.suspend(kLong, copier.connect());
-  // Only the wait, and it would do for one look.
+  // For so long no frame comes that could be let through.
   std::this_thread::sleep_for(300ms);
   write(2);
   for (uint32_t value = 3; value != 100; ++value) {
@@ -156,8 +154,7 @@ TEST_CASE(
   makeStream(client);
   Copier copier;
   Suspended session(client);
-  client.post(ROW("sessionHostFunction"), Arguments().value(kStream).value(42).value(0));
-  REQUIRE(client.notice(NoticeType::callback));
+  beginHostFunction(client);
   std::atomic<bool> enough{false};
   std::thread calls([&] {
     for (; !enough; std::this_thread::sleep_for(10ms))
@@ -168,7 +165,7 @@ TEST_CASE(
   calls.join();
   CHECK_FALSE(refused.suspended);
   CHECK(contains(refused.error, "calls that went one by one ("));
-  client.tell(NoticeType::callbackDone, schema::CallbackBody{42, 0, 0});
+  endHostFunction(client);
   CHECK(client.await(ROW("sessionDrain"), Arguments().value(0).value(1)).status() == CUDA_SUCCESS);
 }
 
@@ -210,14 +207,13 @@ TEST_CASE("a call that waits for the device on a thread beside is waited for") {
   makeStream(client);
   Copier copier;
   Suspended session(client);
-  client.post(ROW("sessionHostFunction"), Arguments().value(kStream).value(42).value(0));
-  REQUIRE(client.notice(NoticeType::callback));
+  beginHostFunction(client);
   const uint64_t drain = client.post(ROW("sessionDrain"), Arguments().value(kStream).value(0), Frame::kAwait);
   REQUIRE(eventually([&] { return !client.session->besideIdle(); }));
   const SuspendOutcome refused = session.suspend(copier, 50ms);
   CHECK(contains(refused.error, "a call of the program is still under way"));
   session.suspender.suspend(kLong, copier.connect());
-  client.tell(NoticeType::callbackDone, schema::CallbackBody{42, 0, 0});
+  endHostFunction(client);
   CHECK(session.outcome().error.empty());
   const auto answer = client.receive();
   REQUIRE(answer);
